@@ -1,0 +1,53 @@
+# unbroken_part(<part> [<part it may include>...] [TESTING_ONLY])
+#
+# One folder of the engine as static libraries:
+#   unbroken_<part>          as it is shipped
+#   unbroken_<part>_testing  with UNBROKEN_TESTING, that is, with crash points (only where UNBROKEN_TESTS is on)
+# A TESTING_ONLY part has the second flavour alone, under the plain name.
+#
+# A target reaches the headers of its own folder and of those that it names, through a directory of links made for it:
+# an include that the architecture does not allow finds no file and breaks the build. Sources are found by themselves; a
+# folder without any yields an interface target, so that it can be named before it is filled.
+function(unbroken_part part)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TESTING_ONLY" "" "")
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/${part})
+  set(view ${CMAKE_BINARY_DIR}/include/${part})
+  file(MAKE_DIRECTORY ${view})
+  if(NOT EXISTS ${view}/${part})
+    file(CREATE_LINK ${folder} ${view}/${part} SYMBOLIC)
+  endif()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cc)
+
+  set(flavours "")
+  if(NOT arg_TESTING_ONLY)
+    list(APPEND flavours "shipped")
+  endif()
+  if(UNBROKEN_TESTS)
+    list(APPEND flavours "testing")
+  endif()
+  foreach(flavour IN LISTS flavours)
+    set(suffix "")
+    if(flavour STREQUAL "testing")
+      set(suffix "_testing")
+    endif()
+    set(target unbroken_${part}${suffix})
+    if(arg_TESTING_ONLY)
+      set(target unbroken_${part})
+    endif()
+    if(sources)
+      add_library(${target} STATIC ${sources})
+      set(scope PUBLIC)
+    else()
+      add_library(${target} INTERFACE)
+      set(scope INTERFACE)
+    endif()
+    if(flavour STREQUAL "testing")
+      target_compile_definitions(${target} ${scope} UNBROKEN_TESTING=1)
+    endif()
+    target_include_directories(${target} ${scope} ${view})
+    target_link_libraries(${target} ${scope} unbroken_flags)
+    foreach(used IN LISTS arg_UNPARSED_ARGUMENTS)
+      target_link_libraries(${target} ${scope} unbroken_${used}${suffix})
+    endforeach()
+  endforeach()
+endfunction()

@@ -1,0 +1,29 @@
+// A point in time after which waiting is given up. Monotonic clock: a wall clock that jumps changes nothing.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace unbroken {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline after(std::chrono::milliseconds wait) { return Deadline(Clock::now() + wait); }
+  static Deadline after_seconds(double seconds) {
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  }
+
+  bool passed() const { return Clock::now() >= at_; }
+  std::chrono::milliseconds left() const {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(at_ - Clock::now()));
+  }
+
+ private:
+  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Clock::time_point at_;
+};
+
+}  // namespace unbroken

@@ -30,12 +30,13 @@ Result<std::optional<std::string>> board_get(Board& board, const std::string& ke
 
 Result<std::string> board_wait(Board& board, const std::string& key, Deadline deadline) {
   UNBROKEN_ASSIGN(auto values, board_collect(board, std::span(&key, 1), deadline));
-  if (!values.front()) return make_error(Code::kDeadline, fmt::format("wait for {} on the board: nothing came in time", key));
+  if (!values.front())
+    return make_error(Code::kDeadline, fmt::format("wait for {} on the board: nothing came in time", key));
   return std::move(*values.front());
 }
 
-Result<std::vector<std::optional<std::string>>> board_collect(
-    Board& board, std::span<const std::string> keys, Deadline deadline) {
+Result<std::vector<std::optional<std::string>>> board_collect(Board& board, std::span<const std::string> keys,
+                                                              Deadline deadline) {
   std::vector<std::optional<std::string>> answers(keys.size());
   std::vector<std::string> missing(keys.begin(), keys.end());
   std::vector<std::size_t> places(keys.size());

@@ -38,7 +38,7 @@ Result<std::optional<std::string>> board_get(Board& board, const std::string& ke
 Result<std::string> board_wait(Board& board, const std::string& key, Deadline deadline);
 
 // Polls until all keys are set or the deadline passes; answers as get() does, so the caller sees which are missing.
-Result<std::vector<std::optional<std::string>>> board_collect(
-    Board& board, std::span<const std::string> keys, Deadline deadline);
+Result<std::vector<std::optional<std::string>>> board_collect(Board& board, std::span<const std::string> keys,
+                                                              Deadline deadline);
 
 }  // namespace unbroken

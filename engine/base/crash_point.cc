@@ -11,8 +11,6 @@ CrashHandler& crash_handler() {
 
 void set_crash_handler(CrashHandler handler) { crash_handler() = std::move(handler); }
 
-Status reach_crash_point(std::string_view point) {
-  return crash_handler() ? crash_handler()(point) : Status();
-}
+Status reach_crash_point(std::string_view point) { return crash_handler() ? crash_handler()(point) : Status(); }
 }  // namespace unbroken
 #endif

@@ -63,9 +63,10 @@ Code code_of_errno(int number) {
 
 Error errno_error(int number, std::string_view action, std::string_view object) {
   const char* name = ::strerrorname_np(number);
-  return make_error(code_of_errno(number), fmt::format("{} {}: {} ({})", action, object, ::strerrordesc_np(number)
-                                                           ? ::strerrordesc_np(number) : "unknown error",
-                                                       name ? name : "?"));
+  return make_error(
+      code_of_errno(number),
+      fmt::format("{} {}: {} ({})", action, object,
+                  ::strerrordesc_np(number) ? ::strerrordesc_np(number) : "unknown error", name ? name : "?"));
 }
 
 void assertion_failed(const char* expression, const char* file, int line) {

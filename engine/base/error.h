@@ -67,10 +67,9 @@ inline Error make_error(Code code, std::string message) {
 Error errno_error(int number, std::string_view action, std::string_view object);
 
 // Returns the error of `expression` (a Status) from the enclosing function.
-#define UNBROKEN_TRY(expression)                                \
-  do {                                                          \
-    if (auto unbroken_status_ = (expression); !unbroken_status_) \
-      return std::move(unbroken_status_).error();               \
+#define UNBROKEN_TRY(expression)                                                                             \
+  do {                                                                                                       \
+    if (auto unbroken_status_ = (expression); !unbroken_status_) return std::move(unbroken_status_).error(); \
   } while (false)
 
 #define UNBROKEN_CONCAT_(a, b) a##b
@@ -78,9 +77,9 @@ Error errno_error(int number, std::string_view action, std::string_view object);
 // `UNBROKEN_ASSIGN(auto value, call())`: the value, or the error returned from the enclosing function.
 #define UNBROKEN_ASSIGN(declaration, expression) \
   UNBROKEN_ASSIGN_(UNBROKEN_CONCAT(unbroken_result_, __LINE__), declaration, expression)
-#define UNBROKEN_ASSIGN_(name, declaration, expression)  \
-  auto name = (expression);                              \
-  if (!name) return std::move(name).error();             \
+#define UNBROKEN_ASSIGN_(name, declaration, expression) \
+  auto name = (expression);                             \
+  if (!name) return std::move(name).error();            \
   declaration = std::move(*name)
 
 // For our own bugs; stays on in release. Prints and aborts.

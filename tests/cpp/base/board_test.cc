@@ -115,8 +115,8 @@ TEST(BoardTest, CollectKeepsThePlacesOfAnswersThatComeInAnyOrder) {
     }
   });
   const auto answers = board_collect(board, keys, long_enough());
-  EXPECT_THAT(answers.value(), testing::ElementsAreArray(std::vector<std::optional<std::string>>(
-                                   keys.begin(), keys.end())));
+  EXPECT_THAT(answers.value(),
+              testing::ElementsAreArray(std::vector<std::optional<std::string>>(keys.begin(), keys.end())));
 }
 
 TEST(BoardTest, CollectOfNothingIsNothing) {

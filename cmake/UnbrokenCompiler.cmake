@@ -29,7 +29,7 @@ unbroken_require(fmt libfmt-dev)
 unbroken_require(nlohmann_json nlohmann-json3-dev)
 
 add_library(unbroken_flags INTERFACE)
-target_compile_options(unbroken_flags INTERFACE -Wall -Wextra -Wconversion -Werror)
+target_compile_options(unbroken_flags INTERFACE -Wall -Wextra -Wconversion $<$<BOOL:${UNBROKEN_WERROR}>:-Werror>)
 target_compile_definitions(unbroken_flags INTERFACE UNBROKEN_VERSION="${PROJECT_VERSION}")
 target_link_libraries(unbroken_flags INTERFACE Threads::Threads fmt::fmt-header-only nlohmann_json::nlohmann_json)
 

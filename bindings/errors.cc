@@ -39,7 +39,8 @@ static_assert(kErrorClasses.size() == static_cast<std::size_t>(Code::kInternal) 
 PyObject* base_class = nullptr;
 std::array<PyObject*, kErrorClasses.size()> classes{};
 
-PyObject* new_class(nb::module_& module, const char* name, const char* meaning, nb::handle bases, nb::dict attributes) {
+PyObject* new_class(nb::module_& module, const char* name, const char* meaning, nb::handle bases,
+                    const nb::dict& attributes) {
   const auto full_name = fmt::format("{}.{}", nb::cast<const char*>(module.attr("__name__")), name);
   PyObject* made = PyErr_NewExceptionWithDoc(full_name.c_str(), meaning, bases.ptr(), attributes.ptr());
   if (!made) throw nb::python_error();

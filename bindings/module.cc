@@ -5,6 +5,6 @@
 // The binding of an engine part stands in <part>.cc as bind_<part>() and is declared and called here.
 NB_MODULE(_engine, module) {
   module.doc() = "The engine of Unbroken, for its Python package; not for users.";
-  module.attr("__version__") = UNBROKEN_VERSION;
+  module.attr("version") = UNBROKEN_VERSION;
   unbroken::bindings::bind_errors(module);
 }

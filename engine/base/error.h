@@ -51,7 +51,8 @@ class [[nodiscard]] Result : public std::expected<T, Error> {
  public:
   using Base = std::expected<T, Error>;
   using Base::Base;
-  Result(Error error) : Base(std::unexpect, std::move(error)) {}
+  // Implicit, so that `return make_error(...)` reads as what it does.
+  Result(Error error) : Base(std::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
   // A deliberate drop; `why` is for the reader, and makes drops findable.
   void ignore([[maybe_unused]] std::string_view why) const {}
 };

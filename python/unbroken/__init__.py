@@ -1,5 +1,5 @@
 """A PyTorch training run that fails goes on as if it had not."""
 
-from unbroken._engine import __version__
+from unbroken._engine import version as __version__
 
 __all__ = ["__version__"]

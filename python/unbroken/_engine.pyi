@@ -2,6 +2,8 @@
 
 
 
+version: str = '0.1.0'
+
 class Error(Exception):
     """
     What the engine of Unbroken raises: `code` names the kind, `retryable` says that the same call may succeed later, `data_may_be_lost` that bytes believed safe may be gone.

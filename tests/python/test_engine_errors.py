@@ -1,5 +1,6 @@
 """The engine's errors as Python exceptions: one class a code, in one place."""
 
+import importlib.metadata
 import pickle
 
 import pytest
@@ -56,5 +57,5 @@ def test_an_error_survives_the_way_between_processes():
     assert copy.code == "damaged"
 
 
-def test_package_and_engine_are_of_one_version():
-    assert unbroken.__version__ == _engine.__version__
+def test_package_engine_and_what_is_installed_are_of_one_version():
+    assert unbroken.__version__ == _engine.version == importlib.metadata.version("unbroken")

@@ -1,0 +1,23 @@
+# cmake -DPART=<part> -DMAY=<parts> -DALL=<parts> -DINCLUDES=<directories> -P arrows.cmake
+#
+# Holds the include directories of a part to the architecture: it reaches the parts that it may include, and no other.
+string(REPLACE "," ";" MAY "${MAY}")
+string(REPLACE "," ";" ALL "${ALL}")
+string(REPLACE "," ";" INCLUDES "${INCLUDES}")
+set(wrong "")
+foreach(other IN LISTS ALL)
+  set(reached FALSE)
+  foreach(directory IN LISTS INCLUDES)
+    if(EXISTS ${directory}/${other})
+      set(reached TRUE)
+    endif()
+  endforeach()
+  if(reached AND NOT other IN_LIST MAY)
+    string(APPEND wrong "${PART} reaches the headers of ${other}, which it must not include\n")
+  elseif(NOT reached AND other IN_LIST MAY)
+    string(APPEND wrong "${PART} does not reach the headers of ${other}\n")
+  endif()
+endforeach()
+if(wrong)
+  message(FATAL_ERROR "${wrong}")
+endif()

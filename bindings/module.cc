@@ -2,9 +2,14 @@
 
 #include "bindings/errors.h"
 
+namespace unbroken::bindings {
+void bind_order(nanobind::module_& module);
+}  // namespace unbroken::bindings
+
 // The binding of an engine part stands in <part>.cc as bind_<part>() and is declared and called here.
 NB_MODULE(_engine, module) {
   module.doc() = "The engine of Unbroken, for its Python package; not for users.";
   module.attr("version") = UNBROKEN_VERSION;
   unbroken::bindings::bind_errors(module);
+  unbroken::bindings::bind_order(module);
 }

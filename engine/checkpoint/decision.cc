@@ -1,0 +1,135 @@
+#include "checkpoint/decision.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/generation.h"
+#include "checkpoint/sealed_json.h"
+
+namespace unbroken {
+namespace {
+
+using nlohmann::json;
+using Action = StepDecision::Action;
+
+constexpr std::string_view kSave = "save";
+constexpr std::string_view kStop = "stop";
+constexpr std::size_t kAttemptIdBytes = 4;
+
+}  // namespace
+
+std::string_view action_name(Action action) {
+  switch (action) {
+    case Action::kNone: return "none";
+    case Action::kSave: return "save";
+    case Action::kDeferred: return "deferred";
+    case Action::kStop: return "stop";
+  }
+  return "none";
+}
+
+std::string Decider::key(std::string_view what, std::uint64_t number) const {
+  return fmt::format("g{}/{}/{}", life_.generation, what, number);
+}
+
+Result<StepDecision> Decider::decide(std::uint64_t step, const StepRequest& request) {
+  bool announced = false;
+  bool stopping = false;
+  if (life_.world_size == 1) {
+    // Nobody else has to hear of it first.
+    announced = request.wanted && !request.busy;
+    stopping = request.stop;
+  } else {
+    UNBROKEN_ASSIGN(const auto event, board_get(board_, key("event", step)));
+    announced = event == kSave;
+    stopping = event == kStop;
+    UNBROKEN_TRY(post_events(step, request));
+  }
+  if (!request.due && !request.is_explicit && !announced && !stopping) return StepDecision();
+
+  const std::uint64_t number = decisions_++;
+  if (!coordinator()) return hear_decision(step, number);
+  auto decision = make_decision(request, stopping);
+  if (!decision) return decision;
+  const json note = {{"step", step},
+                     {"action", action_name(decision->action)},
+                     {"attempt", decision->attempt},
+                     {"sequence", decision->sequence},
+                     {"plan_anew", decision->plan_anew}};
+  forget_old_keys();
+  posted_.push_back(key("decision", number));
+  UNBROKEN_TRY(board_.set(posted_.back(), note.dump()));
+  return decision;
+}
+
+Status Decider::post_events(std::uint64_t step, const StepRequest& request) {
+  const std::string next = key("event", step + 1);
+  if (request.stop && !stop_posted_) {
+    // Of several ranks the first fixes the step; where a save was announced already, the stop follows it.
+    UNBROKEN_ASSIGN(const std::string there, board_.set_if_absent(next, kStop));
+    stop_posted_ = there == kStop;
+    posted_.push_back(next);
+  } else if (coordinator() && request.wanted && !request.busy) {
+    UNBROKEN_ASSIGN([[maybe_unused]] const std::string there, board_.set_if_absent(next, kSave));
+    posted_.push_back(next);
+  }
+  return {};
+}
+
+Result<StepDecision> Decider::make_decision(const StepRequest& request, bool stopping) {
+  const bool must = stopping || request.is_explicit;
+  if (!must && request.busy) return StepDecision{.action = Action::kDeferred};
+  UNBROKEN_ASSIGN(const bool busy, others_busy(Deadline::after_seconds(must ? timeout_seconds_ : 0)));
+  if (busy && !must) return StepDecision{.action = Action::kDeferred};
+  return StepDecision{.action = stopping ? Action::kStop : Action::kSave,
+                      .attempt = random_hex(kAttemptIdBytes),
+                      .sequence = ++sequence_,
+                      .plan_anew = request.plan_anew};
+}
+
+Result<StepDecision> Decider::hear_decision(std::uint64_t step, std::uint64_t number) {
+  // An explicit save may make the coordinator wait for busy ranks first.
+  UNBROKEN_ASSIGN(const std::string text,
+                  board_wait(board_, key("decision", number), Deadline::after_seconds(2 * timeout_seconds_)));
+  UNBROKEN_ASSIGN(const json parsed, parse_json_object(text, "a decision"));
+  JsonFields fields(parsed, "a decision");
+  const std::uint64_t decided_step = fields.u64("step");
+  const std::string action = fields.text("action");
+  StepDecision decision{.action = Action::kDeferred, .attempt = fields.text("attempt"), .sequence = fields.u64("sequence"),
+                        .plan_anew = parsed.value("plan_anew", false)};
+  UNBROKEN_TRY(fields.finish());
+  if (decided_step != step) {
+    return make_error(Code::kInvalidArgument,
+                      fmt::format("save at step {}: the coordinator decides about step {}; the ranks are not in step, call "
+                                  "step() and save() equally often on all of them",
+                                  step, decided_step));
+  }
+  if (action == action_name(Action::kSave)) decision.action = Action::kSave;
+  if (action == action_name(Action::kStop)) decision.action = Action::kStop;
+  return decision;
+}
+
+void Decider::await_release(std::string attempt, std::vector<std::uint64_t> ranks) {
+  for (const std::uint64_t rank : ranks) awaited_.push_back(attempt_key(life_, attempt, fmt::format("done/{}", rank)));
+}
+
+Result<bool> Decider::others_busy(Deadline deadline) {
+  if (awaited_.empty()) return false;
+  UNBROKEN_ASSIGN(const auto answers, board_collect(board_, awaited_, deadline));
+  std::vector<std::string> still;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i]) still.push_back(std::move(awaited_[i]));
+  }
+  awaited_ = std::move(still);
+  return !awaited_.empty();
+}
+
+void Decider::forget_old_keys() {
+  // What was posted before the last decision but one has been read by all ranks: they have taken part in the last one.
+  if (!posted_before_.empty()) board_.erase(posted_before_).ignore("old keys only take memory");
+  posted_before_ = std::move(posted_);
+  posted_.clear();
+}
+
+}  // namespace unbroken

@@ -1,0 +1,112 @@
+// How an attempt is removed (the tests cite these steps):
+//   R1. `retired` is written into it, durably. It beats a marker: from here on no start will choose the attempt.
+//   R2. The generations are looked at. A start creates its record first and looks for `retired` second; retention does the
+//       same two things in the opposite order. So of a retention and a start that race at least one sees the other: a start
+//       that sees `retired` takes an older checkpoint, a retention that sees a newer life takes its `retired` back and stops.
+//   R3. The marker is removed, durably, so that neither Unbroken nor stock DCP ever sees a marker above missing files.
+//   R4. The directory is removed, and its name made to be gone durably.
+// Before any of it, the names of the checkpoints that stay are made durable: a marker that was seen is not yet one that
+// survives a loss of power.
+#include "checkpoint/retention.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/crash_point.h"
+#include "checkpoint/sealed_json.h"
+
+namespace unbroken {
+namespace {
+
+Status condemn(Store& store, const LifeContext& life, const std::string& name) {
+  const nlohmann::json body = {{"life_id", life.life_id}, {"generation", life.generation}, {"time_ms", now_ms()}};
+  const Status written = store.create_whole(join_path(name, kRetiredName), bytes_of(seal_json(body.dump())));
+  // One that is there already was condemned by a life that died before it went on.
+  if (!written && written.error().code != Code::kAlreadyExists) return written;
+  return store.sync_directory(name);
+}
+
+Status pardon(Store& store, const std::string& name, Error fence) {
+  const Status removed = store.remove(join_path(name, kRetiredName));
+  removed.ignore("the newer life falls back to another checkpoint if this stays condemned");
+  if (removed) store.sync_directory(name).ignore("as above");
+  return fence;
+}
+
+// The number of complete ones that must be counted before anything may go, checked file by file.
+Result<std::vector<AttemptInfo>> check_counted(Store& store, Catalog catalog, const Keep& keep,
+                                               const std::set<std::string>& known) {
+  std::uint64_t counted = 0;
+  for (auto& info : catalog.attempts) {
+    if (info.state != AttemptState::kComplete) continue;
+    if (!known.contains(info.name)) {
+      UNBROKEN_ASSIGN(info, inspect_attempt(store, info.name, catalog.generations, Depth::kLengths));
+      if (info.state != AttemptState::kComplete) continue;
+    }
+    UNBROKEN_TRY(store.sync_directory(info.name));
+    if (++counted >= keep.last) break;
+  }
+  UNBROKEN_TRY(store.sync_directory(""));
+  return std::move(catalog.attempts);
+}
+
+}  // namespace
+
+std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts, const Keep& keep, std::uint64_t generation) {
+  std::vector<std::string> chosen;
+  if (keep.last == 0) return chosen;
+  const auto newest = std::find_if(attempts.begin(), attempts.end(),
+                                   [](const auto& info) { return info.state == AttemptState::kComplete; });
+  if (newest == attempts.end()) return chosen;
+  std::uint64_t counted = 0;
+  for (const auto& info : attempts) {
+    if (!info.has_record || info.key.generation > generation) continue;
+    switch (info.state) {
+      case AttemptState::kComplete: {
+        const bool by_step = keep.every_steps != 0 && info.key.step % keep.every_steps == 0;
+        if (++counted > keep.last && !by_step) chosen.push_back(info.name);
+        break;
+      }
+      case AttemptState::kIncomplete:
+      case AttemptState::kRetired: chosen.push_back(info.name); break;
+      case AttemptState::kDamaged:
+      case AttemptState::kOrphan:
+        if (info.key.step <= newest->key.step) chosen.push_back(info.name);
+        break;
+      case AttemptState::kUnsupported:
+      case AttemptState::kForeign: break;
+    }
+  }
+  return chosen;
+}
+
+Status remove_attempt(Store& store, const LifeContext& life, const std::string& name) {
+  UNBROKEN_TRY(condemn(store, life, name));
+  UNBROKEN_CRASH_POINT("retention.1.condemned");
+  if (Status fence = check_fence(store, life); !fence) return pardon(store, name, std::move(fence).error());
+  UNBROKEN_CRASH_POINT("retention.2.generations_checked");
+  const Status unmarked = store.remove(join_path(name, kMarkerName));
+  if (!unmarked && unmarked.error().code != Code::kNotFound) return unmarked;
+  UNBROKEN_TRY(store.sync_directory(name));
+  UNBROKEN_CRASH_POINT("retention.3.marker_removed");
+  UNBROKEN_TRY(store.remove_directory(name));
+  UNBROKEN_CRASH_POINT("retention.4.directory_removed");
+  return store.sync_directory("");
+}
+
+Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, const Keep& keep,
+                                        const std::set<std::string>& known) {
+  std::vector<std::string> removed;
+  if (keep.last == 0) return removed;
+  UNBROKEN_ASSIGN(auto catalog, read_catalog(store, Depth::kManifest));
+  UNBROKEN_ASSIGN(const auto attempts, check_counted(store, std::move(catalog), keep, known));
+  for (const auto& name : choose_to_remove(attempts, keep, life.generation)) {
+    UNBROKEN_TRY(remove_attempt(store, life, name));
+    removed.push_back(name);
+  }
+  return removed;
+}
+
+}  // namespace unbroken

@@ -1,0 +1,216 @@
+#include "checkpoint/shard.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <optional>
+
+#include "base/crc32c.h"
+#include "base/parallel.h"
+
+namespace unbroken {
+namespace {
+
+constexpr std::uint64_t chunk_count(std::uint64_t length) { return (length + kChunkBytes - 1) / kChunkBytes; }
+
+Result<ShardFile> write_file(Store& store, std::string_view directory, const Image::File& file, int threads) {
+  const std::string path = join_path(directory, file.name);
+  UNBROKEN_ASSIGN(const auto writer, store.create(path, file.length));
+  ShardFile entry{.name = file.name, .length = file.length, .chunk_crcs = {}, .slots = file.slots};
+  entry.chunk_crcs.resize(chunk_count(file.length));
+  UNBROKEN_TRY(parallel_for(entry.chunk_crcs.size(), threads, [&](std::size_t chunk) -> Status {
+    const std::uint64_t offset = chunk * kChunkBytes;
+    const std::uint64_t bytes = std::min(kChunkBytes, file.length - offset);
+    entry.chunk_crcs[chunk] = crc32c(file.bytes.subspan(offset, bytes));
+    // Whole blocks go out; finish() cuts the padding off.
+    return writer->write_at(offset, file.bytes.subspan(offset, align_up(bytes, kDirectAlignment)));
+  }));
+  UNBROKEN_TRY(writer->finish(file.length));
+  return entry;
+}
+
+// A piece of a chunk that a caller wants: where it begins in the chunk, and where it goes.
+struct Piece {
+  std::uint64_t offset = 0;
+  std::span<std::byte> into;
+};
+
+struct ChunkRead {
+  Reader* reader = nullptr;
+  const ShardFile* file = nullptr;
+  std::uint64_t chunk = 0;
+  std::vector<Piece> pieces;
+};
+
+// Memory for one chunk, reused by a thread from call to call and aligned for direct I/O.
+std::span<std::byte> bounce_buffer() {
+  struct Free {
+    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(kDirectAlignment)); }
+  };
+  thread_local const std::unique_ptr<std::byte, Free> memory(
+      static_cast<std::byte*>(::operator new(kChunkBytes, std::align_val_t(kDirectAlignment))));
+  return {memory.get(), kChunkBytes};
+}
+
+Status read_chunk(const ChunkRead& task, std::string_view attempt) {
+  const std::uint64_t begin = task.chunk * kChunkBytes;
+  const std::uint64_t bytes = std::min(kChunkBytes, task.file->length - begin);
+  const bool in_place = task.pieces.size() == 1 && task.pieces.front().into.size() == bytes;
+  const auto memory = in_place ? task.pieces.front().into : bounce_buffer().first(bytes);
+  UNBROKEN_TRY(task.reader->read_at(begin, memory));
+  if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
+    return make_error(Code::kDamaged, fmt::format("read {}/{}: bytes {} to {} are not what was written (checksum differs)",
+                                                  attempt, task.file->name, begin, begin + bytes));
+  }
+  if (!in_place) {
+    for (const auto& piece : task.pieces) std::memcpy(piece.into.data(), memory.data() + piece.offset, piece.into.size());
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Reader>> open_checked(Store& store, std::string_view attempt, const ShardFile& file) {
+  const std::string path = join_path(attempt, file.name);
+  UNBROKEN_ASSIGN(auto reader, store.open(path, {}));
+  if (reader->size() != file.length) {
+    return make_error(Code::kDamaged,
+                      fmt::format("read {}: it has {} bytes, {} were written", path, reader->size(), file.length));
+  }
+  return reader;
+}
+
+std::optional<std::uint64_t> rank_of_file(std::string_view name) {
+  std::uint64_t rank = 0;
+  if (!name.starts_with("__")) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data() + 2, end, rank);
+  if (error != std::errc() || at == end || *at != '_') return std::nullopt;
+  return rank;
+}
+
+}  // namespace
+
+Result<RankPart> write_shards(Store& store, std::string_view directory, const Image& image, int threads) {
+  if (!image.usable()) {
+    return make_error(Code::kInvalidArgument, "write a checkpoint: this process is a fork of the one that made the arena");
+  }
+  RankPart part{.rank = image.rank(), .files = {}};
+  for (const auto& file : image.files()) {
+    UNBROKEN_ASSIGN(auto entry, write_file(store, directory, file, threads));
+    part.files.push_back(std::move(entry));
+  }
+  return part;
+}
+
+Result<std::string> read_checked(Store& store, const std::string& path, std::uint64_t length, std::uint32_t crc) {
+  UNBROKEN_ASSIGN(const auto info, store.stat(path));
+  if (info.size != length) {
+    return make_error(Code::kDamaged, fmt::format("read {}: it has {} bytes, {} were written", path, info.size, length));
+  }
+  UNBROKEN_ASSIGN(std::string content, store.read(path, kMaxJsonBytes));
+  if (content.size() != length || crc32c(bytes_of(content)) != crc) {
+    return make_error(Code::kDamaged, fmt::format("read {}: the checksum differs from what was written", path));
+  }
+  return content;
+}
+
+Result<std::unique_ptr<AttemptReader>> AttemptReader::open(Store& store, std::string_view attempt) {
+  const std::string path = join_path(attempt, kManifestName);
+  UNBROKEN_ASSIGN(const std::string document, store.read(path, kMaxJsonBytes));
+  UNBROKEN_ASSIGN(Manifest manifest, decode_manifest(document, path));
+  return std::unique_ptr<AttemptReader>(new AttemptReader(store, std::string(attempt), std::move(manifest)));
+}
+
+Result<std::string> AttemptReader::metadata() {
+  return read_checked(store_, join_path(attempt_, kMarkerName), manifest_.metadata_length, manifest_.metadata_crc);
+}
+
+Result<const RankPart*> AttemptReader::part(std::uint64_t rank) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = parts_.find(rank); found != parts_.end()) return &found->second;
+  if (rank >= manifest_.parts.size()) {
+    return make_error(Code::kNotFound, fmt::format("read {}: there is no rank {} in it", attempt_, rank));
+  }
+  const std::string path = join_path(attempt_, part_name(rank));
+  const PartEntry& entry = manifest_.parts[rank];
+  UNBROKEN_ASSIGN(const std::string document, read_checked(store_, path, entry.length, entry.crc));
+  UNBROKEN_ASSIGN(RankPart part, decode_part(document, path));
+  if (part.rank != rank) return make_error(Code::kDamaged, fmt::format("read {}: it is the part of rank {}", path, part.rank));
+  for (const auto& file : part.files) {
+    if (rank_of_file(file.name) != rank) {
+      return make_error(Code::kDamaged, fmt::format("read {}: it lists {}, which is not this rank's", path, file.name));
+    }
+  }
+  return &parts_.emplace(rank, std::move(part)).first->second;
+}
+
+Result<const ShardFile*> AttemptReader::file(std::string_view name) {
+  const auto rank = rank_of_file(name);
+  if (!rank) return make_error(Code::kNotFound, fmt::format("read {}: {} is not the name of a shard file", attempt_, name));
+  UNBROKEN_ASSIGN(const RankPart* part, this->part(*rank));
+  for (const auto& file : part->files) {
+    if (file.name == name) return &file;
+  }
+  return make_error(Code::kNotFound, fmt::format("read {}: the manifest does not list {}", attempt_, name));
+}
+
+Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
+  struct OpenFile {
+    const ShardFile* file = nullptr;
+    std::unique_ptr<Reader> reader;
+    std::map<std::uint64_t, std::vector<Piece>> chunks;
+  };
+  std::map<std::string_view, OpenFile> files;
+  for (const auto& range : ranges) {
+    OpenFile& open_file = files[range.file];
+    if (open_file.file == nullptr) {
+      UNBROKEN_ASSIGN(open_file.file, file(range.file));
+      UNBROKEN_ASSIGN(open_file.reader, open_checked(store_, attempt_, *open_file.file));
+    }
+    const std::uint64_t length = open_file.file->length;
+    if (range.into.size() > length || range.offset > length - range.into.size()) {
+      return make_error(Code::kDamaged, fmt::format("read {}/{}: bytes {} to {} lie outside the file ({} bytes)", attempt_,
+                                                    range.file, range.offset, range.offset + range.into.size(), length));
+    }
+    for (std::uint64_t done = 0; done < range.into.size();) {
+      const std::uint64_t at = range.offset + done;
+      const std::uint64_t bytes = std::min(kChunkBytes - at % kChunkBytes, range.into.size() - done);
+      open_file.chunks[at / kChunkBytes].push_back({at % kChunkBytes, range.into.subspan(done, bytes)});
+      done += bytes;
+    }
+  }
+  std::vector<ChunkRead> tasks;
+  for (auto& [name, open_file] : files) {
+    for (auto& [chunk, pieces] : open_file.chunks) {
+      tasks.push_back({open_file.reader.get(), open_file.file, chunk, std::move(pieces)});
+    }
+  }
+  return parallel_for(tasks.size(), threads, [&](std::size_t i) { return read_chunk(tasks[i], attempt_); });
+}
+
+Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  if (auto content = metadata(); !content) return std::move(content).error();
+  std::uint64_t total = 0;
+  for (const auto& entry : manifest_.parts) total += entry.data_bytes;
+  std::atomic<std::uint64_t> done{0};
+  for (std::uint64_t rank = 0; rank < manifest_.parts.size(); ++rank) {
+    UNBROKEN_ASSIGN(const RankPart* part, this->part(rank));
+    for (const auto& file : part->files) {
+      UNBROKEN_ASSIGN(const auto reader, open_checked(store_, attempt_, file));
+      UNBROKEN_TRY(parallel_for(chunk_count(file.length), threads, [&](std::size_t chunk) -> Status {
+        UNBROKEN_TRY(read_chunk({reader.get(), &file, chunk, {}}, attempt_));
+        const std::uint64_t bytes = std::min(kChunkBytes, file.length - chunk * kChunkBytes);
+        const std::uint64_t now = done.fetch_add(bytes) + bytes;
+        if (progress) progress(now, total);
+        return {};
+      }));
+    }
+  }
+  return {};
+}
+
+}  // namespace unbroken

@@ -1,6 +1,6 @@
 """Compares a run under fire with an undisturbed one, with stock torch only: here Unbroken cannot be imported.
 
-    python audit.py UNDISTURBED FIRE --steps 600 --batch 64 --ranks 2 [--json FILE]
+    python audit.py UNDISTURBED FIRE --steps 480 --batch 64 --ranks 2 [--json FILE]
 
 Each of the two directories holds `run` (the root that the Checkpointer wrote) and `ledger` (a file for each rank).
 Said of each run: SHA-256 of the weights, of the optimizer's state and of everything else (schedule, random numbers) in
@@ -56,6 +56,7 @@ class Audited:
     rest: str
     rest_keys: tuple[str, ...]
     accuracy: float
+    blocked_ms: tuple[float, ...]  # how long each save held a rank's training up
     repeated: int
     skipped: int
     lives: tuple[Life, ...]
@@ -271,6 +272,7 @@ def audit(
         rest=sha256(state, rest),
         rest_keys=tuple(rest),
         accuracy=right,
+        blocked_ms=tuple(ms for rank in entries for entry in rank for ms in entry.blocked_ms),
         repeated=repeated,
         skipped=skipped,
         lives=tuple(lives),

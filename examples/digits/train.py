@@ -20,7 +20,7 @@ import unbroken
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", help="where the run keeps its checkpoints")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=480)
     parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="save every so many steps")
     parser.add_argument("--batch", type=int, default=64, help="samples of an optimizer step, over all ranks")
     parser.add_argument("--workers", type=int, default=1, help="loader processes of each rank")
@@ -74,7 +74,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             scheduler.step()
-            ledger.record(run.generation, run.step_number + 1, numbers.tolist())
+            ledger.record(run, numbers.tolist())
     dist.destroy_process_group()
 
 

@@ -24,9 +24,9 @@ def die_after(last: int) -> None:
 
     record = Ledger.record
 
-    def record_and_die(self: Ledger, generation: int, step: int, samples: Iterable[int]) -> None:
-        record(self, generation, step, samples)
-        if step == last:
+    def record_and_die(self: Ledger, run: unbroken.Checkpointer, samples: Iterable[int]) -> None:
+        record(self, run, samples)
+        if run.step_number + 1 == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Ledger.record = record_and_die

@@ -1,7 +1,7 @@
 """The demonstration's audit must pass what is right and fail what is wrong, on the files of the real script.
 
-One rank is enough for that: train.py is started as torchrun would start it. A run dies by SIGKILL after step 10 with its
-last checkpoint at step 8; then the same command goes on, with and without something done wrong.
+One rank is enough for that: train.py is started as torchrun would start it. A run dies by SIGKILL after step 10, with
+its last checkpoint at step 8; then the same command goes on, with and without something done wrong.
 """
 
 import json

@@ -68,7 +68,7 @@ Result<std::string> absolute_path(const std::string& path) {
   for (std::string_view rest = whole; !rest.empty();) {
     const std::size_t slash = rest.find('/');
     const std::string_view component = rest.substr(0, slash);
-    if (!component.empty() && component != ".") absolute += "/" + std::string(component);
+    if (!component.empty() && component != ".") absolute.append("/").append(component);
     if (slash == std::string_view::npos) break;
     rest.remove_prefix(slash + 1);
   }

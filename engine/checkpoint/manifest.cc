@@ -109,10 +109,6 @@ std::optional<AttemptName> parse_attempt_directory(std::string_view name) {
   return parsed;
 }
 
-std::string join_path(std::string_view directory, std::string_view name) {
-  return directory.empty() ? std::string(name) : fmt::format("{}/{}", directory, name);
-}
-
 std::string encode(const RankPart& part) {
   json files = json::array();
   for (const auto& file : part.files) {

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "store/path.h"
 
 namespace unbroken {
 
@@ -86,8 +87,6 @@ struct AttemptName {
 };
 // Empty for a name that is not of that form.
 std::optional<AttemptName> parse_attempt_directory(std::string_view name);
-
-std::string join_path(std::string_view directory, std::string_view name);
 
 // The bodies, as JSON text.
 std::string manifest_body(const Manifest& manifest);

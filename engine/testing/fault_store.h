@@ -75,7 +75,7 @@ FaultScript fault_at(std::uint64_t index, Fault fault);
 // where indices vary.
 struct FaultPlace {
   std::string name;
-  std::string path_part;
+  std::string path_part{};
   std::uint64_t nth = 0;
 };
 FaultScript fault_on(FaultPlace place, Fault fault);

@@ -3,6 +3,7 @@
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")  # enough for backtraces; full debugging is what Debug is for
 set(CMAKE_CXX_STANDARD 23)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -28,12 +29,22 @@ unbroken_require(Threads libc6-dev)
 unbroken_require(fmt libfmt-dev)
 unbroken_require(nlohmann_json nlohmann-json3-dev)
 
-add_library(unbroken_flags INTERFACE)
-target_compile_options(unbroken_flags INTERFACE -Wall -Wextra -Wconversion $<$<BOOL:${UNBROKEN_WERROR}>:-Werror>)
-target_compile_definitions(unbroken_flags INTERFACE UNBROKEN_VERSION="${PROJECT_VERSION}")
-target_link_libraries(unbroken_flags INTERFACE Threads::Threads fmt::fmt-header-only nlohmann_json::nlohmann_json)
-
+# Less optimised, since GCC takes minutes for a file when both ask for all.
 if(UNBROKEN_SANITIZE)
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
   add_compile_options(-fsanitize=${UNBROKEN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${UNBROKEN_SANITIZE})
 endif()
+
+# cmake/fmt.cc knows what Debian's fmt leaves to its library; a later one is used header-only, which is slow but sure.
+if(fmt_VERSION VERSION_LESS 10)
+  add_library(unbroken_fmt STATIC cmake/fmt.cc)
+else()
+  add_library(unbroken_fmt INTERFACE)
+  target_link_libraries(unbroken_fmt INTERFACE fmt::fmt-header-only)
+endif()
+
+add_library(unbroken_flags INTERFACE)
+target_compile_options(unbroken_flags INTERFACE -Wall -Wextra -Wconversion $<$<BOOL:${UNBROKEN_WERROR}>:-Werror>)
+target_compile_definitions(unbroken_flags INTERFACE UNBROKEN_VERSION="${PROJECT_VERSION}")
+target_link_libraries(unbroken_flags INTERFACE Threads::Threads unbroken_fmt nlohmann_json::nlohmann_json)

@@ -83,11 +83,12 @@ std::uint64_t Permutation::inverse(std::uint64_t sample) const {
 }
 
 // Lanes advance together, round by round: one value's rounds depend on each other, and a processor that has only them
-// waits for each multiplication.
+// waits for each multiplication. Unrolled by word: as loops, which is what -O2 leaves, they take twice as long.
 template <int kLanes>
 inline void Permutation::forward_lanes(std::uint64_t* values) const {
   std::uint64_t low[kLanes];
   std::uint64_t high[kLanes];
+#pragma GCC unroll 4
   for (int lane = 0; lane < kLanes; ++lane) {
     low[lane] = values[lane] & low_mask_;
     high[lane] = values[lane] >> low_bits_;
@@ -95,9 +96,12 @@ inline void Permutation::forward_lanes(std::uint64_t* values) const {
   for (int round = 0; round < rounds_; round += 2) {
     const std::uint64_t first = keys_[static_cast<std::size_t>(round)];
     const std::uint64_t second = keys_[static_cast<std::size_t>(round + 1)];
+#pragma GCC unroll 4
     for (int lane = 0; lane < kLanes; ++lane) low[lane] ^= round_function(high[lane], first) & low_mask_;
+#pragma GCC unroll 4
     for (int lane = 0; lane < kLanes; ++lane) high[lane] ^= round_function(low[lane], second) & high_mask_;
   }
+#pragma GCC unroll 4
   for (int lane = 0; lane < kLanes; ++lane) values[lane] = high[lane] << low_bits_ | low[lane];
 }
 

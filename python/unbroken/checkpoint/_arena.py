@@ -1,0 +1,158 @@
+"""The plan of this rank's saves and the image that goes with it: made once, and anew when the structure changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken import _engine
+from unbroken.checkpoint._image import Packer, StagedImage
+from unbroken.checkpoint._metadata import write_metadata
+from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, build_metadata, describe
+from unbroken.checkpoint._state import State, StructureChanged
+from unbroken.errors import Error, InvalidArgumentError, SaveFailedError
+
+__all__ = ["Arena", "Described"]
+
+_logger = logging.getLogger(__name__)
+_PLACES_SECONDS = 60.0
+
+
+@dataclass
+class Described:
+    """What this rank has to save, or the error that kept it from saying so."""
+
+    local: LocalPlan | Exception
+    packer: Packer | None
+    number: int  # of the plan that is to be made of it
+
+
+class Arena:
+    """Foreground: describe(), stage(), and plan() while no save is in flight. Background: plan() and metadata()."""
+
+    def __init__(self, state: State, board: _engine.Board, rank: int, world_size: int, timeout: float) -> None:
+        self._state = state
+        self._board = board
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self.plans = 0  # asked for so far: equal on all ranks
+        self.image: StagedImage | None = None  # None before the first plan, and after one that failed
+        self.error = "nothing is planned yet"
+        self._stale = False  # coordinator: some rank's structure is not the planned one
+        self._places: list[list[Place]] = []  # coordinator: of every rank, once they are known
+        self._slots: list[str | None] = []
+        self._metadata = b""
+
+    def describe(self) -> Described:
+        """What a new plan is made of, for all ranks to call at once."""
+        self.plans += 1
+        self._stale = False
+        local, packer = look_at(self._state, self._rank)
+        return Described(local, packer, self.plans - 1)
+
+    def plan(self, described: Described) -> None:
+        """Agrees with the other ranks, and makes the image. A failure stays in `error`: a save reports it."""
+        try:
+            plan = agree(described.local, self._board, described.number, self._rank, self._world_size, self._timeout)
+            self.close()
+            assert described.packer is not None
+            image = StagedImage(plan, described.packer, self._rank)
+            places = image.places()
+            if self._rank == 0:
+                self._places = [places]
+            else:
+                self._board.set(f"places/{plan.number}/{self._rank}", json.dumps(places).encode())
+            self.image, self.error = image, ""
+        except Exception as error:  # noqa: BLE001  # training goes on, whatever it is
+            self.close()
+            self.error = f"rank {self._rank} has no plan for its saves: {error}"
+            _logger.error("%s", self.error)
+
+    def needs_plan(self) -> bool:
+        """Whether the next save must plan anew, as far as this rank knows."""
+        if self.image is None or self._stale:
+            return True
+        try:
+            self._values(self.image.plan)
+        except StructureChanged as change:
+            _logger.info("the state's structure has changed (%s): the save plans anew", change)
+            return True
+        except InvalidArgumentError:
+            return True  # planning says what is wrong, to all ranks
+        return False
+
+    def _values(self, plan: Plan) -> list[Any]:
+        values = self._state.values()
+        plan.local.check(values)
+        return values
+
+    def stage(self) -> None:
+        """Copies the state. Raises StructureChanged when it is not as planned."""
+        if self.image is None:
+            raise SaveFailedError(self.error)
+        self.image.stage(self._values(self.image.plan))
+
+    def close(self) -> None:
+        """Gives the memory back. No save may be in flight."""
+        image, self.image = self.image, None
+        self._places, self._metadata = [], b""
+        if image is not None:
+            image.close()
+
+    # --- between the ranks -------------------------------------------------------------------------------------------
+
+    def say_stale(self) -> None:
+        """This rank could not save by the plan: the coordinator is to plan anew."""
+        try:
+            self._board.set(f"plan/{self.plans - 1}/stale/{self._rank}", b"1")
+        except (Error, RuntimeError) as error:
+            _logger.info("tell the coordinator to plan anew: %s", error)
+
+    def look_for_stale(self, *, known: bool) -> None:
+        """Coordinator, after a save that failed."""
+        keys = [f"plan/{self.plans - 1}/stale/{r}" for r in range(1, self._world_size)]
+        try:
+            self._stale = known or any(value is not None for value in self._board.get(keys))
+        except (Error, RuntimeError):
+            self._stale = True
+
+    def metadata(self, plan: Plan, slots: list[str | None]) -> bytes:
+        """Coordinator: the bytes of `.metadata`; the same ones as long as nothing has another place.
+
+        slots: for each rank the places of its objects, where they are not as planned.
+        """
+        if len(self._places) < self._world_size:
+            keys = [f"places/{plan.number}/{r}" for r in range(1, self._world_size)]
+            told = _engine.board_collect(self._board, keys, _PLACES_SECONDS)
+            missing = [str(r) for r, text in enumerate(told, 1) if text is None]
+            if missing:
+                raise SaveFailedError(f"rank {', '.join(missing)} did not say where its tensors lie")
+            self._places += [[tuple(one) for one in json.loads(text)] for text in told if text is not None]
+        if not self._metadata or slots != self._slots:
+            self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots)))
+            self._slots = list(slots)
+        return self._metadata
+
+
+def look_at(state: State, rank: int) -> tuple[LocalPlan | Exception, Packer | None]:
+    """What `state` holds now. An error is returned: the other ranks must hear of it, whatever it is."""
+    try:
+        leaves, values = state.walk()
+        local = describe(leaves, values, rank)
+        return local, Packer(local, values, rank)
+    except Exception as error:  # noqa: BLE001
+        return error, None
+
+
+def _moved(places: list[list[Place]], slots: list[str | None]) -> list[list[Place]]:
+    """The places as planned, with those that a rank's objects have now."""
+    moved = []
+    for planned, text in zip(places, slots, strict=True):
+        now = list(planned)
+        for number, (offset, length) in (json.loads(text) if text is not None else {}).items():
+            now[int(number)] = (planned[int(number)][0], offset, length)
+        moved.append(now)
+    return moved

@@ -1,0 +1,561 @@
+"""The Checkpointer: resume, step, save. It adapts torch to the engine and holds no protocol of its own."""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from unbroken import _engine
+from unbroken._board import make_board
+from unbroken.checkpoint._arena import Arena, look_at
+from unbroken.checkpoint._load import Load
+from unbroken.checkpoint._options import Every, Keep
+from unbroken.checkpoint._reader import CheckpointReader
+from unbroken.checkpoint._resume import Resume
+from unbroken.checkpoint._saves import Save, SaveStats, Stats, error_of
+from unbroken.checkpoint._signals import EXIT_STOPPED, StopSignals
+from unbroken.checkpoint._state import State, StructureChanged
+from unbroken.errors import (
+    DeadlineError,
+    Error,
+    FencedError,
+    InvalidArgumentError,
+    SaveFailedError,
+    UnavailableError,
+)
+
+__all__ = ["Checkpointer", "Loader", "load"]
+
+_logger = logging.getLogger(__name__)
+# torchrun kills 30 s after SIGTERM; what is not durable by then is left to the next start.
+_STOP_SECONDS = 25.0
+
+
+class Loader(Protocol):
+    """What the Checkpointer asks of a loader; unbroken.data.DataLoader is one."""
+
+    def attach(self) -> None:
+        """From now on the Checkpointer says which batches are done."""
+
+    def complete(self, batches: int = 1) -> None:
+        """The oldest `batches` delivered batches are done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the last completed step: JSON, the same on every rank."""
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = False) -> None:
+        """Goes on from there. Refuses the state of other data."""
+
+    def forever(self) -> Iterator[Any]:
+        """Batches over the borders of epochs."""
+
+
+class _Phase(enum.Enum):
+    NEW = "new"
+    RUNNING = "running"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class Checkpointer:
+    """Saves and resumes a training run.
+
+    root: the run's directory. One run writes to it, and each start of the run goes on where the last one got to.
+    state: names to modules, optimizers, schedulers, any object with state_dict() and load_state_dict(), and tensors and
+        values, nested as for `dcp.save`. It stays yours; a resume loads into it.
+    loader: gives the batches for batches(); its place is saved and restored with the state.
+    every: when a save is due; None: only by save() and at the end of batches().
+    keep: which checkpoints stay; None: all.
+    seed: from which the random numbers of each rank come when the world has another size than the one that saved.
+    strict: refuse a checkpoint that lacks something of the state, has more, or other shapes; False leaves those parts
+        as they are, and says so.
+    allow_fresh: start from step 0 although something is there that cannot be loaded.
+    process_group: the ranks that save together; all of them by default.
+    mesh: recorded with each checkpoint.
+    vote_timeout: seconds that a save waits for a late rank before it fails, naming it.
+    signals: SIGTERM and SIGUSR1 save at the end of a step that the ranks agree on and then raise SystemExit(75). A
+        second signal ends the process at once.
+
+    Every method is called by every rank, from one thread, equally often. The random numbers of python, numpy and torch
+    are part of the state; none are drawn here.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        state: MutableMapping[str, Any],
+        loader: Loader | None = None,
+        every: Every | None = None,
+        keep: Keep | None = Keep(last=3),  # noqa: B008  # frozen
+        *,
+        seed: int = 0,
+        strict: bool = True,
+        allow_fresh: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        vote_timeout: float = 600.0,
+        start_timeout: float = 300.0,
+        signals: bool = True,
+    ) -> None:
+        if every is not None and not isinstance(every, Every):
+            raise InvalidArgumentError(f"every={every!r}: give unbroken.Every(steps=...) or Every(seconds=...)")
+        if keep is not None and not isinstance(keep, Keep):
+            raise InvalidArgumentError(f"keep={keep!r}: give unbroken.Keep(last=...), or None to keep all")
+        if not vote_timeout > 0 or not start_timeout > 0:
+            raise InvalidArgumentError("vote_timeout and start_timeout are seconds, over 0")
+        self._root = os.fspath(root)
+        self._rank, self._world_size = _place_in(process_group)
+        self._group = process_group
+        self._state = State(state, rank=self._rank)
+        self._loader = loader
+        self._every = every
+        self._keep = keep
+        self._seed = seed
+        self._strict = strict
+        self._allow_fresh = allow_fresh
+        self._mesh = json.dumps(None if mesh is None else {"shape": list(mesh.shape), "names": mesh.mesh_dim_names})
+        self._vote_timeout = vote_timeout
+        self._start_timeout = start_timeout
+        self._signals = StopSignals() if signals else None
+
+        self._phase = _Phase.NEW
+        self._why_failed = ""
+        self._pid = os.getpid()
+        self._step = 0
+        self._generation = 0
+        self._stats = Stats()
+        self._last_save: Save | None = None
+        self._fatal: Error | None = None
+        self._background = ThreadPoolExecutor(1, "unbroken-save")
+        self._in_flight: Future[None] | None = None
+        self._arena: Arena | None = None
+        self._wanted = False  # coordinator: a due save was deferred
+        self._last_begin = time.monotonic()
+        if loader is not None:
+            loader.attach()
+
+    # --- what the user sees ------------------------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Completed optimizer steps, those of earlier starts included."""
+        return self._step
+
+    @property
+    def generation(self) -> int:
+        """The number of this start in the run's records; 0 before resume()."""
+        return self._generation
+
+    @property
+    def last_save(self) -> Save | None:
+        """The newest save of this start."""
+        return self._last_save
+
+    @property
+    def stats(self) -> Stats:
+        return self._stats
+
+    def resume(self, step: int | None = None) -> int:
+        """Loads the newest complete checkpoint of this run, or that of `step`, and returns its step: 0 when fresh.
+
+        Raises NotFoundError, listing each candidate with its reason, when something is there and nothing can be loaded;
+        InvalidArgumentError when the state or the data does not fit what was saved; UnavailableError when the root
+        cannot be reached; FencedError when another start takes the run. After an error this object refuses all else.
+        """
+        if self._phase is not _Phase.NEW:
+            self._check_usable()
+            raise InvalidArgumentError("resume() was called before; it is called once, at the beginning")
+        self._phase, self._why_failed = _Phase.FAILED, "resume() did not end"
+        try:
+            self._check_state()
+            if self._signals is not None:
+                self._signals.install()
+            self._start(step)
+        except BaseException as error:
+            self._why_failed = f"resume() failed: {error}"
+            raise
+        self._phase = _Phase.RUNNING
+        self._last_begin = time.monotonic()
+        return self._step
+
+    def step(self, batches: int = 1) -> None:
+        """Says that an optimizer step is complete, for which `batches` batches of the loader were used. Saves when due.
+
+        A save that fails in the background is logged, counted and set on its future, and does not stop the training.
+        Raises FencedError when another start has taken over the run, and SystemExit(75) after a signal.
+        """
+        self._check_running()
+        if self._loader is not None:
+            self._loader.complete(batches)
+        self._step += 1
+        if self._opened.plans == 0:
+            self._plan_in_background()
+        due = self._every is not None and self._every.steps is not None and self._step % self._every.steps == 0
+        decision = self._decide(due=due)
+        if decision is None or decision.action == "none":
+            return
+        if decision.action == "deferred":
+            self._stats.deferred += 1
+            self._wanted = self._rank == 0
+            _logger.info("the save of step %d is deferred until the one in flight has ended", self._step)
+            return
+        save = self._begin(decision)
+        if decision.action == "stop":
+            self._stop(save)
+
+    def save(self) -> Save:
+        """Saves now, as all ranks must. Waits for a save in flight to end, then returns when the copy is made.
+
+        A step that is saved already is not saved again: its Save is returned.
+        """
+        self._check_running()
+        self._await_background()
+        self._raise_fatal()
+        last = self._last_save
+        if last is not None and last.step == self._step and not last._failed():
+            return last
+        decision = self._decide(explicit=True)
+        if decision is None or decision.action not in ("save", "stop"):
+            raise SaveFailedError(f"save step {self._step}: the ranks did not agree on it in time")
+        save = self._begin(decision)
+        if decision.action == "stop":
+            self._stop(save)
+        return save
+
+    def batches(self, until: int) -> Iterator[Any]:
+        """Batches of the loader, one for each optimizer step, up to step `until`. Resumes first if that was not done.
+
+        step() is called when the next batch is asked for. After step `until` that step is saved, if it is not yet, and
+        the loop ends when it is durable. A body that is left by `break` has not completed its step.
+        """
+        if self._loader is None:
+            raise InvalidArgumentError("batches() needs a loader: Checkpointer(..., loader=...)")
+        return self._batches(until, self._loader)
+
+    def _batches(self, until: int, loader: Loader) -> Iterator[Any]:
+        if self._phase is _Phase.NEW:
+            self.resume()
+        self._check_running()
+        if self._step >= until:
+            return
+        iterator = loader.forever()
+        try:
+            while self._step < until:
+                yield next(iterator)
+                self.step()
+        finally:
+            if callable(close := getattr(iterator, "close", None)):
+                close()
+        self.save().wait()
+
+    def close(self) -> None:
+        """Waits for the save in flight, and raises its failure unless that was raised before."""
+        self._close()
+        last = self._last_save
+        if last is not None and not last.raised and last._failed():
+            last.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close()  # what went wrong with a save is in the log; the error at hand is the one to see
+
+    def _close(self) -> None:
+        if self._phase is _Phase.CLOSED or os.getpid() != self._pid:
+            return
+        self._phase = _Phase.CLOSED
+        self._await_background()
+        self._background.shutdown()
+        if self._signals is not None:
+            self._signals.uninstall()
+        if self._arena is not None:
+            self._arena.close()
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _check_state(self) -> None:
+        """Finds now what a save could only find later: what cannot be saved or read again."""
+        local, _ = look_at(self._state, self._rank)
+        if isinstance(local, Exception):
+            raise local
+        self._loader_state()
+
+    def _start(self, step: int | None) -> None:
+        store = _engine.open_store(self._root, create=True)
+        board = make_board(self._group)
+        resume = Resume(
+            store,
+            board,
+            self._state,
+            self._loader,
+            rank=self._rank,
+            world_size=self._world_size,
+            seed=self._seed,
+            strict=self._strict,
+        )
+        start = resume.run(step=step, allow_fresh=self._allow_fresh, timeout=self._start_timeout)
+        self._saver = _engine.Saver(
+            store,
+            board,
+            start,
+            rank=self._rank,
+            world_size=self._world_size,
+            keep_last=self._keep.last if self._keep is not None else 0,
+            keep_every_steps=(self._keep.every_steps or 0) if self._keep is not None else 0,
+            vote_timeout_seconds=self._vote_timeout,
+        )
+        self._arena = Arena(self._state, board, self._rank, self._world_size, self._vote_timeout)
+        self._step = start.step
+        self._generation = start.generation
+        if not start.fresh:
+            resume.restore_rng(start.step)
+
+    @property
+    def _opened(self) -> Arena:
+        assert self._arena is not None
+        return self._arena
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def _decide(self, *, due: bool = False, explicit: bool = False) -> _engine.StepDecision | None:
+        """The ranks' common decision; None when it could not be heard, so that this rank takes no part."""
+        busy = self._busy()
+        coordinator = self._rank == 0
+        stop = self._signals is not None and self._signals.requested
+        wanted = coordinator and (self._wanted or self._time_has_come())
+        look = coordinator and not busy and (due or explicit or wanted or stop)
+        try:
+            return self._saver.decide(
+                self._step,
+                due=due,
+                wanted=wanted,
+                stop=stop,
+                busy=busy,
+                explicit=explicit,
+                plan_anew=look and self._opened.needs_plan(),
+            )
+        except (DeadlineError, UnavailableError) as error:
+            self._stats.failed += 1
+            _logger.error("rank %d takes no part in the save of step %d: %s", self._rank, self._step, error)
+            return None
+
+    def _time_has_come(self) -> bool:
+        seconds = self._every.seconds if self._every is not None else None
+        return seconds is not None and time.monotonic() - self._last_begin >= seconds
+
+    def _busy(self) -> bool:
+        return self._in_flight is not None and not self._in_flight.done()
+
+    def _await_background(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.result()
+            self._in_flight = None
+
+    def _stop(self, save: Save) -> None:
+        """Leaves after a signal, when the state is durable."""
+        try:
+            save.wait(_STOP_SECONDS)
+        except SaveFailedError as error:
+            # The coordinator did not know before the signal's step that it would save, so its plan may have been old.
+            _logger.warning("%s; trying once more", error)
+            decision = self._decide(explicit=True)
+            if decision is None or decision.action not in ("save", "stop"):
+                raise
+            self._begin(decision).wait(_STOP_SECONDS)
+        _logger.warning("step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED)
+        raise SystemExit(EXIT_STOPPED)
+
+    def _plan_in_background(self) -> None:
+        """At the end of the first step, as an optimizer has no state before."""
+        arena = self._opened
+        described = arena.describe()
+
+        def work() -> None:
+            begin = time.perf_counter()
+            arena.plan(described)
+            self._stats.prepare_seconds = time.perf_counter() - begin
+            self._count_arena()
+
+        self._in_flight = self._background.submit(work)
+
+    def _count_arena(self) -> None:
+        arena = self._opened
+        self._stats.plans = arena.plans
+        self._stats.arena_bytes = arena.image.bytes if arena.image is not None else 0
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, decision: _engine.StepDecision) -> Save:
+        """Copies the state and hands it to the background. A rank that cannot take part says so in its vote."""
+        begin = time.perf_counter()
+        self._wanted = False
+        self._last_begin = time.monotonic()
+        save = Save(self._step, decision.attempt)
+        self._last_save = save
+        failure, plan_seconds = "", 0.0
+        stage_begin = begin
+        loader = "null"
+        arena = self._opened
+        try:
+            self._await_background()
+            if decision.plan_anew:
+                arena.plan(arena.describe())
+                self._count_arena()
+                plan_seconds = time.perf_counter() - begin
+            stage_begin = time.perf_counter()
+            arena.stage()
+            loader = self._loader_state()
+        except StructureChanged as change:
+            failure = f"the structure of the state has changed ({change}); the next save plans anew"
+        except Exception as error:  # noqa: BLE001  # it goes into the vote, so that the attempt fails by name
+            failure = str(error) or type(error).__name__
+        end = time.perf_counter()
+        save.staged.set_result(None)
+        numbers = _Numbers(end - begin, end - stage_begin, plan_seconds)
+        self._in_flight = self._background.submit(self._commit, save, decision, failure, loader, numbers)
+        return save
+
+    def _loader_state(self) -> str:
+        if self._loader is None:
+            return "null"
+        try:
+            return json.dumps(self._loader.state_dict(), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"the loader's state_dict() is not JSON: {error}") from error
+
+    def _commit(self, save: Save, decision: _engine.StepDecision, failure: str, loader: str, numbers: _Numbers) -> None:
+        """In the background, from a full image to a checkpoint that exists."""
+        arena = self._opened
+        image = arena.image
+        plan = image.plan if image is not None else None
+        if failure and self._rank > 0:
+            arena.say_stale()
+        try:
+            outcome = self._saver.commit(
+                None if failure or image is None else image.image,
+                step=save.step,
+                attempt=decision.attempt,
+                sequence=decision.sequence,
+                structure=plan.digest if plan is not None else "",
+                object_slots=image.object_slots if image is not None else None,
+                metadata=(lambda slots: arena.metadata(plan, slots)) if self._rank == 0 and plan else None,
+                mesh=self._mesh,
+                loader=loader,
+                versions=_versions(),
+                failure=failure,
+            )
+        except Exception as error:  # noqa: BLE001  # it is the save's, and goes to whoever waits for it
+            self._failed(save, error)
+            return
+        stats = numbers.of(save, outcome)
+        self._stats.saves.append(stats)
+        if outcome.state == "durable":
+            self._stats.durable += 1
+            if self._rank == 0:
+                _logger.info("step %d is durable as %s", save.step, outcome.attempt_path)
+            save.durable.set_result(stats)
+            return
+        if self._rank == 0:
+            arena.look_for_stale(known=outcome.structure_differs)
+        self._failed(save, error_of(outcome, save.step))
+
+    def _failed(self, save: Save, error: Exception) -> None:
+        if isinstance(error, FencedError):
+            self._fatal = error
+        if isinstance(error, Error) and error.code == "unknown":
+            self._stats.unknown += 1
+        else:
+            self._stats.failed += 1
+        log = _logger.error if self._rank == 0 else _logger.info
+        log("%s; training goes on, older checkpoints are kept", error)
+        save.durable.set_exception(error)
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidArgumentError("the Checkpointer belongs to another process; a forked child cannot use it")
+        if self._phase is _Phase.CLOSED:
+            raise InvalidArgumentError("the Checkpointer is closed")
+        if self._phase is _Phase.FAILED:
+            raise InvalidArgumentError(
+                f"this Checkpointer cannot go on: {self._why_failed}. The state may be half loaded: end the process"
+            )
+
+    def _check_running(self) -> None:
+        self._check_usable()
+        if self._phase is _Phase.NEW:
+            raise InvalidArgumentError("call resume() first: it says at which step the run goes on")
+        self._raise_fatal()
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+
+class _Numbers:
+    def __init__(self, blocked: float, stage: float, plan: float) -> None:
+        self._blocked, self._stage, self._plan = blocked, stage, plan
+
+    def of(self, save: Save, outcome: _engine.SaveOutcome) -> SaveStats:
+        return SaveStats(
+            step=save.step,
+            attempt=outcome.attempt_path,
+            state=outcome.state,
+            reason=outcome.reason,
+            blocked_seconds=self._blocked,
+            stage_seconds=self._stage,
+            plan_seconds=self._plan,
+            write_seconds=outcome.write_seconds,
+            commit_seconds=outcome.commit_seconds,
+            bytes=outcome.bytes,
+        )
+
+
+def _versions() -> str:
+    return json.dumps({"unbroken": _engine.version, "torch": torch.__version__, "python": platform.python_version()})
+
+
+def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group), dist.get_world_size(group)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InvalidArgumentError(
+            "WORLD_SIZE says that there are other ranks, but torch.distributed is not initialised: call "
+            "torch.distributed.init_process_group() before making the Checkpointer"
+        )
+    return 0, 1
+
+
+def load(
+    root: str | os.PathLike[str], state: MutableMapping[str, Any], step: int | None = None, *, strict: bool = True
+) -> int:
+    """Loads the newest complete checkpoint of the run at `root`, or that of `step`, into `state`; returns its step.
+
+    For evaluation: it takes what `state` names and leaves the rest, claims nothing, writes nothing, restores no random
+    numbers and needs no torch.distributed. strict=False: see Checkpointer. Raises NotFoundError when there is none.
+    """
+    store = _engine.open_store(os.fspath(root))
+    reader = CheckpointReader(store, _engine.find_attempt(store, step))
+    loading = Load(reader, State(state), strict=strict, whole=False)
+    loading.plan()
+    loading.apply()
+    return int(reader.manifest["step"])

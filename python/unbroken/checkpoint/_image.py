@@ -1,0 +1,189 @@
+"""The image of this rank's files in memory, and the copy of the state into it."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import marshal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unbroken import _engine
+from unbroken.checkpoint._archive import frame
+from unbroken.checkpoint._plan import LocalPlan, Piece, Place, Plan
+from unbroken.checkpoint._safe import loads
+from unbroken.errors import InvalidArgumentError
+
+__all__ = ["Packer", "StagedImage", "pack"]
+
+_logger = logging.getLogger(__name__)
+_SIMPLE = (int, float, str, bool, bytes, type(None))
+_FILE_BYTES = 2 << 30
+
+
+@dataclass
+class _Tensor:
+    slot: int
+    item: int
+    leaf: int
+    nbytes: int
+    dtype: torch.dtype
+    piece: Piece
+    begin: tuple[int, ...] | None  # where the piece lies in the item's memory; None: it is all of it
+    view: torch.Tensor | None = None  # the piece's place in the image, made when a plain copy of bytes does not do
+
+
+@dataclass
+class _Object:
+    key: str
+    fingerprint: bytes | None = None
+    archive: bytes = b""
+    checked: type | None = None
+
+
+def _is_simple(value: Any) -> bool:
+    return type(value) in _SIMPLE or (type(value) in (list, tuple) and all(map(_is_simple, value)))
+
+
+def pack(key: str, value: Any, *, check: bool) -> bytes:
+    """`value` as torch.save writes it. InvalidArgumentError names the key when that cannot be done or, with `check`,
+    when it could not be read again."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except Exception as error:
+        raise InvalidArgumentError(f"state {key!r}: a {type(value).__name__} cannot be saved: {error}") from error
+    raw = buffer.getvalue()
+    if check:
+        loads(key, raw)
+    if len(raw) > _FILE_BYTES:
+        raise InvalidArgumentError(f"state {key!r}: a single object of {len(raw)} bytes; the most is {_FILE_BYTES}")
+    return raw
+
+
+class Packer:
+    """The archives of the objects in the state. One whose value is the same as last time is not made again."""
+
+    def __init__(self, local: LocalPlan, values: Sequence[Any], rank: int) -> None:
+        self._objects: dict[int, _Object] = {}
+        for item, leaf in zip(local.items, local.leaf_of, strict=True):
+            if item.dtype is None:
+                self._objects[leaf] = _Object(item.of_rank(rank).key)
+                self.pack(leaf, values[leaf])
+
+    def pack(self, leaf: int, value: Any) -> bytes:
+        kept = self._objects[leaf]
+        # marshal writes the exact value and type of simple ones, so equal bytes are equal values.
+        fingerprint = marshal.dumps(value, 2) if _is_simple(value) else None
+        if fingerprint is None or fingerprint != kept.fingerprint:
+            check = fingerprint is None and kept.checked is not type(value)
+            kept.archive = pack(kept.key, value, check=check)
+            kept.checked = type(value)
+        kept.fingerprint = fingerprint
+        return kept.archive
+
+    def size(self, leaf: int) -> int:
+        return len(self._objects[leaf].archive)
+
+    def keep_only(self, leaves: set[int]) -> None:
+        """Forgets objects that another rank writes."""
+        self._objects = {leaf: kept for leaf, kept in self._objects.items() if leaf in leaves}
+
+
+class StagedImage:
+    """One rank's image: made for one plan, filled anew at each save, written by the engine."""
+
+    def __init__(self, plan: Plan, packer: Packer, rank: int) -> None:
+        """Allocates and touches the memory: this takes time."""
+        self.plan = plan
+        self._tensors: list[_Tensor] = []
+        self._objects: list[int] = []  # leaves
+        self._packer = packer
+        self._pinned = 0
+        builder = _engine.ImageBuilder(rank, max_file_bytes=_FILE_BYTES)
+        local = plan.local
+        for slot, (number, piece) in enumerate(plan.writes):
+            item, leaf = local.items[number], local.leaf_of[number]
+            if item.dtype is None:
+                added = builder.add_object(packer.size(leaf))
+                self._objects.append(leaf)
+            else:
+                dtype = local.signatures[leaf][1]
+                nbytes = math.prod(piece.sizes) * dtype.itemsize
+                head, tail = frame(dtype, piece.sizes)
+                added = builder.add_tensor(head, nbytes, tail)
+                begin = tuple(a - b for a, b in zip(piece.offsets, item.offsets, strict=True))
+                whole = piece.sizes == item.sizes
+                self._tensors.append(_Tensor(slot, number, leaf, nbytes, dtype, piece, None if whole else begin))
+            assert added == slot
+        packer.keep_only(set(self._objects))
+        self.image = builder.build()
+        self.bytes = self.image.arena_bytes
+        if any(local.devices[one.leaf] == "cuda" for one in self._tensors):
+            self._pin()
+        self.object_slots: str | None = None  # places that differ from those first planned
+
+    def places(self) -> list[Place]:
+        """Where each slot lies, in the plan's order."""
+        slots = [self.image.slot(i) for i in range(len(self.plan.writes))]
+        return [(slot.file, slot.offset, slot.length) for slot in slots]
+
+    def stage(self, values: Sequence[Any]) -> None:
+        """Copies what the leaves hold into the image. When it returns the state may change."""
+        copies: list[tuple[int, int, int]] = []
+        on_device: list[tuple[_Tensor, torch.Tensor]] = []
+        sharded = [item.shard for item in self.plan.local.items]
+        with torch.no_grad():
+            for one in self._tensors:
+                tensor = values[one.leaf]
+                if sharded[one.item]:
+                    tensor = self.plan.local.local(one.item, tensor)
+                if one.begin is not None:
+                    for dim, (at, length) in enumerate(zip(one.begin, one.piece.sizes, strict=True)):
+                        tensor = tensor.narrow(dim, at, length)
+                if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+                    if one.nbytes:
+                        copies.append((one.slot, tensor.data_ptr(), one.nbytes))
+                elif tensor.is_cpu:
+                    self._view(one).copy_(tensor)
+                else:
+                    on_device.append((one, tensor))
+            for one, tensor in on_device:
+                self._view(one).copy_(tensor, non_blocking=True)
+            self.image.stage(copies)
+            for device in {tensor.device for _, tensor in on_device}:
+                torch.accelerator.current_stream(device).synchronize()
+        if self.image.place_objects([self._packer.pack(leaf, values[leaf]) for leaf in self._objects]):
+            self.object_slots = self.image.object_slots()
+
+    def _view(self, one: _Tensor) -> torch.Tensor:
+        if one.view is None:
+            if one.nbytes == 0:
+                return torch.empty(one.piece.sizes, dtype=one.dtype)
+            memory = (ctypes.c_ubyte * one.nbytes).from_address(self.image.address(one.slot))
+            one.view = torch.frombuffer(memory, dtype=torch.uint8).view(one.dtype).view(one.piece.sizes)
+        return one.view
+
+    def _pin(self) -> None:
+        """Page-locks the image, so that copies from a device need no second copy. Without it they are slower."""
+        cudart = torch.cuda.cudart()
+        address = self.image.arena_address()
+        error = int(cudart.cudaHostRegister(address, self.image.arena_bytes, 0))
+        if error:
+            _logger.warning("pin the staging memory: CUDA error %d; copies from the device will be slower", error)
+        else:
+            self._pinned = address
+
+    def close(self) -> None:
+        """Gives the memory back. Nothing may be using it."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = 0
+        self._tensors.clear()
+        self._objects.clear()
+        del self.image

@@ -1,0 +1,376 @@
+"""Putting a checkpoint into the state.
+
+Everything that can be refused is found before the first byte of the state changes: names, shapes, classes of objects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from unbroken.checkpoint._reader import CheckpointReader, Saved
+from unbroken.checkpoint._state import RESERVED, ModuleSource, ObjectSource, OptimizerSource, PlainSource, State
+from unbroken.checkpoint._tree import Notes, Path, key_of, unflatten
+from unbroken.errors import InvalidArgumentError
+
+__all__ = ["Load"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Differences:
+    missing: list[str] = field(default_factory=list)  # in the state, not in the checkpoint
+    extra: list[str] = field(default_factory=list)  # in the checkpoint, not in the state
+    reshaped: list[str] = field(default_factory=list)
+    cast: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        parts = []
+        for what, keys in (
+            ("missing from the checkpoint", self.missing),
+            ("only in the checkpoint", self.extra),
+            ("of another shape", self.reshaped),
+        ):
+            if keys:
+                shown = ", ".join(keys[:20]) + (f" and {len(keys) - 20} more" if len(keys) > 20 else "")
+                parts.append(f"{what}: {shown}")
+        return "; ".join(parts)
+
+
+def _below(path: Path, prefix: Path) -> bool:
+    return path[: len(prefix)] == prefix
+
+
+class Load:
+    """One load of one checkpoint into one state.
+
+    `whole`: the checkpoint must hold nothing else than what the state names (a resume, as opposed to reading a part).
+    Objects are read here; plan() changes nothing of the state, apply() does.
+    """
+
+    def __init__(self, reader: CheckpointReader, state: State, *, strict: bool, whole: bool) -> None:
+        self._reader = reader
+        self._state = state
+        self._strict = strict
+        self._whole = whole
+        self._differences = _Differences()
+        self._targets: dict[str, torch.Tensor] = {}  # by key: filled straight from the files
+        self._values: dict[Path, Any] = {}  # by path: objects, and tensors that are filled by then
+        self._notes: Notes = {}
+        self._mine: dict[int, dict[Path, Saved]] = {}  # by source
+        self._reshaped: set[str] = set()
+
+    def plan(self) -> None:
+        """Finds out what goes where. InvalidArgumentError lists what does not fit; nothing has changed then."""
+        self._notes = self._reader.notes()
+        self._divide()
+        objects = [one.key for mine in self._mine.values() for one in mine.values() if one.tensor is None]
+        read = self._reader.objects(objects)
+        for mine in self._mine.values():
+            self._values |= {one.path: read[one.key] for one in mine.values() if one.tensor is None}
+        for module in self._state.modules:
+            self._plan_module(module)
+        for source in self._state.sources:
+            if isinstance(source, OptimizerSource):
+                self._plan_optimizer(source)
+            elif isinstance(source, ObjectSource):
+                self._plan_object(source)
+        self._plan_plain(self._state.plain)
+        differences = self._differences
+        if text := differences.text():
+            where = f"load {self._reader.attempt}"
+            if self._strict:
+                raise InvalidArgumentError(
+                    f"{where}: the state differs from what was saved; {text}. Nothing was changed. With strict=False "
+                    "what is named here is left as it is"
+                )
+            _logger.warning("%s with strict=False: left as it is: %s", where, text)
+        if differences.cast:
+            _logger.warning("load %s: not bit-exact, as the dtype differs: %s", self._reader.attempt, differences.cast)
+
+    def apply(self) -> None:
+        """Changes the state. When it raises, the state is partly changed."""
+        self._reader.tensors(self._targets)
+        for module in self._state.modules:
+            self._apply_module(module)
+        for source in self._state.sources:
+            if isinstance(source, OptimizerSource):
+                self._apply_optimizer(source)
+        self._apply_plain(self._state.plain)
+        for source in self._state.sources:
+            if isinstance(source, ObjectSource):
+                source.target.load_state_dict(self._nested(source.prefix, source.target.state_dict()))
+
+    # --- who gets what -----------------------------------------------------------------------------------------------
+
+    def _divide(self) -> None:
+        sources = self._state.sources
+        for source in [*sources, self._state.plain]:
+            self._mine[id(source)] = {}
+        extra: dict[str, None] = {}
+        for one in self._reader.saved.values():
+            if one.key.startswith(RESERVED):
+                continue
+            owner = next((s for s in sources if _below(one.path, s.prefix)), None)
+            if owner is not None:
+                self._mine[id(owner)][one.path] = one
+            elif one.path[0] in self._state.names:
+                self._mine[id(self._state.plain)][one.path] = one
+            elif self._whole:
+                extra[str(one.path[0])] = None
+        self._differences.extra += extra
+
+    def _of(self, source: object) -> dict[Path, Saved]:
+        return self._mine[id(source)]
+
+    def _tensor_into(self, saved: Saved, target: torch.Tensor) -> bool:
+        """Has `target` filled. False when it has another shape."""
+        if tuple(target.shape) != saved.shape:
+            self._differences.reshaped.append(f"{saved.key} (saved {saved.shape}, here {tuple(target.shape)})")
+            self._reshaped.add(saved.key)
+            return False
+        if target.device.type == "meta":
+            raise InvalidArgumentError(
+                f"load {saved.key!r}: the tensor here is on the meta device; give it a device first"
+            )
+        if target.dtype != saved.dtype:
+            self._differences.cast.append(f"{saved.key} ({saved.dtype} to {target.dtype})")
+        self._targets[saved.key] = target
+        self._values[saved.path] = target
+        return True
+
+    def _new_tensor(self, saved: Saved, like: torch.Tensor | None, device: torch.device | None = None) -> torch.Tensor:
+        """`like` where it fits, else a new tensor."""
+        fits = (
+            isinstance(like, torch.Tensor)
+            and tuple(like.shape) == saved.shape
+            and like.dtype == saved.dtype
+            and like.device.type != "meta"
+            and like.layout is torch.strided
+        )
+        target = like if fits else torch.empty(saved.shape, dtype=saved.dtype, device=device or "cpu")
+        assert target is not None
+        self._targets[saved.key] = target
+        self._values[saved.path] = target
+        return target
+
+    def _nested(self, prefix: Path, template: Any) -> Any:
+        leaves = {path[len(prefix) :]: value for path, value in self._values.items() if _below(path, prefix)}
+        notes = {path[len(prefix) :]: keys for path, keys in self._notes.items() if _below(path, prefix)}
+        return unflatten(leaves, notes, template)
+
+    # --- modules -----------------------------------------------------------------------------------------------------
+
+    def _plan_module(self, source: ModuleSource) -> None:
+        leaves, values = source.walk({})
+        here = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
+        saved = self._of(source)
+        self._differences.missing += [key_of(path) for path in here if path not in saved]
+        self._differences.extra += [key_of(path) for path in saved if path not in here]
+        for path, value in here.items():
+            one = saved.get(path)
+            if one is None:
+                continue
+            if one.tensor is None:
+                continue  # an object: extra state, or a tensor that is no plain one
+            if not isinstance(value, torch.Tensor):
+                self._differences.reshaped.append(f"{one.key} (saved as a tensor, here {type(value).__name__})")
+            else:
+                self._tensor_into(one, value)
+
+    def _apply_module(self, source: ModuleSource) -> None:
+        saved = self._of(source)
+        if source.loads_plainly and all(one.tensor is not None for one in saved.values()):
+            return  # its tensors were filled in place
+        state = {}
+        for name, (raw, value) in source.named_state_dict().items():
+            prefix = (*source.prefix, name)
+            given = any(_below(path, prefix) for path in saved)
+            if given and not any(key_of(path) in self._reshaped for path in saved if _below(path, prefix)):
+                state[raw] = self._nested(prefix, value)
+        result = source.module.load_state_dict(state, strict=False)
+        if self._strict and (result.missing_keys or result.unexpected_keys):
+            raise InvalidArgumentError(
+                f"load {key_of(source.prefix)!r}: missing {result.missing_keys}, unexpected {result.unexpected_keys}"
+            )
+
+    # --- optimizers --------------------------------------------------------------------------------------------------
+
+    def _plan_optimizer(self, source: OptimizerSource) -> None:
+        prefix, saved = source.prefix, self._of(source)
+        name = key_of(prefix)
+        if not saved:
+            self._differences.missing.append(name)
+            return
+        names = source.names()
+        groups = source.optimizer.param_groups
+        saved_groups = self._saved_groups(source)
+        here = {(i, n) for i, group in enumerate(_named_groups(names, groups)) for n in group}
+        there = {(i, n) for i, group in enumerate(saved_groups) for n in group}
+        self._differences.missing += [f"{name}.param_groups.{i}: {n}" for i, n in sorted(here - there)]
+        self._differences.extra += [f"{name}.param_groups.{i}: {n}" for i, n in sorted(there - here)]
+        parameters = dict(zip(names, (p for group in groups for p in group["params"]), strict=True))
+        fused = {
+            n: bool(group.get("fused") or group.get("capturable"))
+            for group, ns in zip(groups, _named_groups(names, groups), strict=True)
+            for n in ns
+        }
+        for path, one in saved.items():
+            if one.tensor is None:
+                continue
+            inner = path[len(prefix) :]
+            parameter = parameters.get(str(inner[1])) if inner[0] == "state" and len(inner) > 2 else None
+            if parameter is None:
+                here_now = _get(source.optimizer, inner) if inner[0] == "param_groups" else None
+                self._new_tensor(one, here_now)
+            elif self._other_shape(str(inner[1])):
+                self._reshaped.add(one.key)
+            else:
+                self._plan_state(source, one, parameter, inner[2:], fused[str(inner[1])])
+
+    def _plan_state(
+        self, source: OptimizerSource, one: Saved, parameter: torch.Tensor, inner: Path, on_device: bool
+    ) -> None:
+        like: Any = source.optimizer.state.get(parameter)
+        for part in inner:
+            like = like.get(part) if isinstance(like, Mapping) else None
+        if inner == ("step",):
+            self._new_tensor(one, like, parameter.device if on_device else torch.device("cpu"))
+        elif isinstance(parameter, DTensor) and one.shape == tuple(parameter.shape) and one.shape:
+            fits = isinstance(like, DTensor) and like.dtype == one.dtype and like.placements == parameter.placements
+            target = like if fits else torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
+            assert isinstance(target, torch.Tensor)
+            self._targets[one.key] = target
+            self._values[one.path] = target
+        else:
+            self._new_tensor(one, like, parameter.device)
+
+    def _other_shape(self, name: str) -> bool:
+        return any(f"{key_of(module.prefix)}.{name}" in self._reshaped for module in self._state.modules) or (
+            name in self._reshaped
+        )
+
+    def _saved_groups(self, source: OptimizerSource) -> list[list[str]]:
+        found: list[list[str]] = []
+        i = 0
+        while (path := (*source.prefix, "param_groups", i, "params")) in self._values:
+            found.append([str(n) for n in self._values[path]])
+            i += 1
+        return found
+
+    def _apply_optimizer(self, source: OptimizerSource) -> None:
+        if not self._of(source):
+            return
+        optimizer, names = source.optimizer, source.names()
+        numbers = {name: i for i, name in enumerate(names)}
+        nested = self._nested(source.prefix, None)
+        state: dict[Any, Any] = {}
+        for name, held in nested.get("state", {}).items():
+            if name in numbers and not self._other_shape(name):
+                state[numbers[name]] = held
+            elif name not in numbers and not self._is_parameter(source, name):
+                state[name] = held  # an optimizer's own, not of one parameter
+        packed = optimizer.state_dict()
+        groups = []
+        saved_groups = nested.get("param_groups", [])
+        for i, group in enumerate(packed["param_groups"]):
+            kept = saved_groups[i] if i < len(saved_groups) else {}
+            groups.append({**group, **{k: v for k, v in kept.items() if k != "params"}, "params": group["params"]})
+        rest = {k: v for k, v in nested.items() if k not in ("state", "param_groups")}
+        optimizer.load_state_dict({**packed, **rest, "state": state, "param_groups": groups})
+        # torch casts state to the parameter's dtype; what was saved in another one comes back in it.
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, held in state.items():
+            if isinstance(number, int) and parameters[number] in optimizer.state:
+                _uncast(optimizer.state[parameters[number]], held)
+
+    def _is_parameter(self, source: OptimizerSource, name: str) -> bool:
+        return any(name in group for group in self._saved_groups(source))
+
+    # --- objects and plain values ------------------------------------------------------------------------------------
+
+    def _plan_object(self, source: ObjectSource) -> None:
+        saved = self._of(source)
+        if not saved and not any(_below(path, source.prefix) for path in self._notes):
+            self._differences.missing.append(key_of(source.prefix))
+            return
+        here: dict[Path, Any] = dict(zip(*_paths(source.walk({})), strict=True))
+        for one in saved.values():
+            if one.tensor is not None:
+                self._new_tensor(one, here.get(one.path))
+
+    def _plan_plain(self, source: PlainSource) -> None:
+        leaves, values = source.walk({})
+        saved = self._of(source)
+        for leaf, value in zip(leaves, values, strict=True):
+            one = saved.get(leaf.path)
+            if one is None:
+                # A value that was a mapping or a list when it was saved is there under longer paths.
+                if not any(_below(path, leaf.path) for path in [*saved, *self._notes]):
+                    self._differences.missing.append(leaf.key)
+            elif one.tensor is not None and isinstance(value, torch.Tensor):
+                self._tensor_into(one, value)
+        for one in saved.values():
+            if one.tensor is not None and one.path not in self._values and one.key not in self._reshaped:
+                self._new_tensor(one, None)
+
+    def _apply_plain(self, source: PlainSource) -> None:
+        saved = self._of(source)
+        names = {path[0] for path in saved} | {path[0] for path in self._notes if path}
+        others = {s.prefix for s in self._state.sources}
+        for name in self._state.names:
+            if name in names:
+                _merge(source.mapping, name, self._nested((name,), source.mapping[name]), (name,), others)
+
+
+def _merge(mapping: Any, key: Any, loaded: Any, path: Path, sources: set[Path]) -> None:
+    """Sets mapping[key] to what was loaded. Mappings that are there stay the same objects, as do modules."""
+    here = mapping.get(key)
+    if path in sources:
+        return
+    if isinstance(here, dict) and isinstance(loaded, dict):
+        for name, value in loaded.items():
+            _merge(here, name, value, (*path, str(name)), sources)
+    else:
+        mapping[key] = loaded
+
+
+def _paths(walked: tuple[list[Any], list[Any]]) -> tuple[Iterator[Path], list[Any]]:
+    return (leaf.path for leaf in walked[0]), walked[1]
+
+
+def _named_groups(names: list[str], groups: list[dict[str, Any]]) -> list[list[str]]:
+    found, first = [], 0
+    for group in groups:
+        found.append(names[first : first + len(group["params"])])
+        first += len(group["params"])
+    return found
+
+
+def _get(optimizer: torch.optim.Optimizer, inner: Path) -> Any:
+    """What stands at ("param_groups", i, key, ...) now."""
+    node: Any = optimizer.param_groups
+    for part in inner[1:]:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return node
+
+
+def _uncast(now: Any, held: Any) -> None:
+    if not (isinstance(now, dict) and isinstance(held, dict)):
+        return
+    for key, value in held.items():
+        current = now.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor):
+            if current.dtype != value.dtype and current.shape == value.shape:
+                now[key] = value.to(current.device)
+        else:
+            _uncast(current, value)

@@ -1,0 +1,76 @@
+"""DCP's `.metadata`: reading it without running what it says."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+from unbroken.errors import DamagedError, UnsupportedError
+
+__all__ = ["read_metadata", "write_metadata"]
+
+_CLASSES: dict[tuple[str, str], Any] = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (
+        metadata.BytesStorageMetadata,
+        metadata.ChunkStorageMetadata,
+        metadata.Metadata,
+        metadata.MetadataIndex,
+        metadata.StorageMeta,
+        metadata.TensorProperties,
+        metadata.TensorStorageMetadata,
+        metadata._MEM_FORMAT_ENCODING,
+        filesystem._StorageInfo,
+        torch.Size,
+        OrderedDict,
+    )
+}
+_TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def _layout(name: object) -> torch.layout:
+    """What torch.serialization._get_layout, by which a layout is pickled, gives for "torch.strided" and the like."""
+    value = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(value, torch.layout):
+        raise DamagedError(f"read .metadata: there is no layout {name!r}")
+    return value
+
+
+_CLASSES["torch.serialization", "_get_layout"] = _layout
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the classes of DCP's metadata and no other: a pickle that names anything else is refused unread."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = _CLASSES.get((module, name))
+        if known is not None:
+            return known
+        if module == "torch" and isinstance(getattr(torch, name, None), _TORCH_VALUES):
+            return getattr(torch, name)
+        raise UnsupportedError(f"read .metadata: it names {module}.{name}, which does not belong there; refused")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UnsupportedError(f"read .metadata: it names the outside object {pid!r}, which does not belong there")
+
+
+def read_metadata(raw: bytes) -> metadata.Metadata:
+    """The Metadata in `raw`. UnsupportedError when it holds what does not belong there, DamagedError if it is none."""
+    try:
+        found = _Unpickler(io.BytesIO(raw)).load()
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever an unpickler stumbles over
+        raise DamagedError(f"read .metadata: {type(error).__name__}: {error}") from error
+    if type(found) is not metadata.Metadata or not isinstance(found.state_dict_metadata, dict):
+        raise DamagedError("read .metadata: it is not the metadata of a DCP checkpoint")
+    return found
+
+
+def write_metadata(value: metadata.Metadata) -> bytes:
+    return pickle.dumps(value)

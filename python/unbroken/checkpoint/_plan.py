@@ -1,0 +1,459 @@
+"""Who writes what: DCP's local plan of each rank, made one global plan by the coordinator, over the board.
+
+A plan is made once for a structure of the state. The ranks say what they have (`plan/<n>/...` on the board, where n
+counts the plans of this life); replicated parameters and optimizer state go to the ranks by size, other replicated
+state to the lowest rank that has it, and every rank keeps its own random number generators. Tensors of over 1 GiB are
+cut along the first dimension that makes the pieces small enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import _validate_global_plan, create_default_local_save_plan
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from unbroken import _engine
+from unbroken.checkpoint._archive import DTYPES
+from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix
+from unbroken.checkpoint._tree import Path
+from unbroken.errors import InternalError, InvalidArgumentError, SaveFailedError
+
+__all__ = ["Item", "LocalPlan", "Piece", "Plan", "agree", "build_metadata", "describe"]
+
+_PIECE_BYTES = 1 << 30
+_ANY_RANK = "rng/rank_*/"  # stands for rng_prefix(rank) in what is compared between ranks
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one rank has of one leaf: an object, a tensor, or a shard of one."""
+
+    key: str
+    path: Path
+    role: Role
+    dtype: str | None  # None: an object
+    size: tuple[int, ...] = ()  # of the whole tensor
+    offsets: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    shard: bool = False
+    same_as: int = -1  # the item of this rank that is the same memory under another name (tied weights)
+
+    def pieces(self) -> list[Piece]:
+        """What is written for it: one piece, or several of at most 1 GiB."""
+        if self.dtype is None:
+            return [Piece((), ())]
+        return _cut(self.offsets, self.sizes, _dtype(self.dtype).itemsize, self.key)
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.key,
+            self.path,
+            self.role,
+            self.dtype,
+            self.size,
+            self.offsets,
+            self.sizes,
+            self.shard,
+            self.same_as,
+        ]
+
+    @staticmethod
+    def from_json(raw: list[Any]) -> Item:
+        key, path, role, dtype, size, offsets, sizes, shard, same_as = raw
+        return Item(key, tuple(path), Role(role), dtype, tuple(size), tuple(offsets), tuple(sizes), shard, same_as)
+
+    def of_rank(self, rank: int) -> Item:
+        if self.role is not Role.RANK:
+            return self
+        key = self.key.replace(_ANY_RANK, rng_prefix(rank), 1)
+        return replace(self, key=key, path=(key,))
+
+
+@dataclass(frozen=True)
+class Piece:
+    offsets: tuple[int, ...]  # in the whole tensor
+    sizes: tuple[int, ...]
+
+
+def _dtype(name: str) -> torch.dtype:
+    value = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(value, torch.dtype)
+    return value
+
+
+def _cut(offsets: tuple[int, ...], sizes: tuple[int, ...], itemsize: int, key: str) -> list[Piece]:
+    nbytes = math.prod(sizes) * itemsize
+    if nbytes <= _PIECE_BYTES:
+        return [Piece(offsets, sizes)]
+    for dim, length in enumerate(sizes):
+        row = nbytes // length
+        if row <= _PIECE_BYTES:
+            step = _PIECE_BYTES // row
+            return [
+                Piece(
+                    (*offsets[:dim], offsets[dim] + at, *offsets[dim + 1 :]),
+                    (*sizes[:dim], min(step, length - at), *sizes[dim + 1 :]),
+                )
+                for at in range(0, length, step)
+            ]
+    raise InvalidArgumentError(f"state {key!r}: a tensor of {tuple(sizes)} cannot be cut into pieces of 1 GiB")
+
+
+# --- what a rank has -------------------------------------------------------------------------------------------------
+
+
+def _is_raw(tensor: torch.Tensor) -> bool:
+    """Its bytes alone, with dtype and shape, are all of it."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.dtype in DTYPES
+        and not tensor.is_quantized
+        and not tensor.is_nested
+    )
+
+
+def _check_device(key: str, tensor: torch.Tensor) -> None:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidArgumentError(f"state {key!r}: a lazy parameter that has no shape yet; run the module once first")
+    if tensor.device.type == "meta":
+        raise InvalidArgumentError(f"state {key!r}: a tensor on the meta device has no bytes; give it a device first")
+
+
+def _signature(value: Any) -> Any:
+    """What must not change without a new plan."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, DTensor):
+        return (DTensor, value.dtype, value.shape, value.placements, value.to_local().shape)
+    return (None, value.dtype, value.shape) if _is_raw(value) else None
+
+
+@dataclass
+class LocalPlan:
+    """The items of this rank, with what it takes to find their bytes again at each save."""
+
+    items: list[Item]
+    leaf_of: list[int]  # for each item, the leaf that it comes from
+    index_of: list[MetadataIndex]
+    signatures: list[Any]  # for each leaf
+    devices: list[str]  # for each leaf, the kind of its device; "" for an object
+    leaves: list[Leaf]
+    text: str  # the items as JSON, equal on ranks that have the same
+    digest: str
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raises StructureChanged when the values are not of the planned kind."""
+        for leaf, value, planned in zip(self.leaves, values, self.signatures, strict=True):
+            if planned is None:
+                if _signature(value) is not None:
+                    raise StructureChanged(f"{leaf.key} is a tensor now")
+            elif planned[0] is None:
+                # The short way of _signature(), as this runs for every tensor in every save.
+                if not (
+                    isinstance(value, torch.Tensor)
+                    and value.dtype is planned[1]
+                    and value.shape == planned[2]
+                    and type(value) in (torch.Tensor, torch.nn.Parameter)
+                ):
+                    raise StructureChanged(f"{leaf.key} is another kind of tensor now")
+            elif _signature(value) != planned:
+                raise StructureChanged(f"{leaf.key} is sharded in another way now")
+        for item, number in zip(self.items, self.leaf_of, strict=True):
+            if item.same_as >= 0 and _identity(values[number]) != _identity(values[self.leaf_of[item.same_as]]):
+                raise StructureChanged(f"{item.key} is not tied to {self.items[item.same_as].key} any more")
+
+    def local(self, number: int, value: torch.Tensor) -> torch.Tensor:
+        """The memory that item `number` stands for."""
+        if not self.items[number].shard:
+            return value
+        index = self.index_of[number]
+        if isinstance(value, DTensor):
+            return torch.distributed.checkpoint.utils.find_tensor_shard(value, index)
+        raise InternalError(f"plan: {index.fqn} is sharded and is a {type(value).__name__}")
+
+
+def _identity(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return None
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if local.layout is not torch.strided or local.numel() == 0:
+        return None
+    return (local.data_ptr(), local.device, local.dtype, tuple(local.shape), local.stride(), type(value) is DTensor)
+
+
+def describe(leaves: list[Leaf], values: list[Any], rank: int) -> LocalPlan:
+    """The local plan for what the leaves hold. InvalidArgumentError names a leaf that cannot be saved."""
+    signatures = [_signature(value) for value in values]
+    flat: dict[str, Any] = {}
+    for leaf, value, signature in zip(leaves, values, signatures, strict=True):
+        if isinstance(value, torch.Tensor):
+            _check_device(leaf.key, value)
+        # Other tensors (subclasses, sparse, quantised, ...) are saved as objects, by torch.save.
+        flat[leaf.key] = value.detach() if signature is not None else None
+    leaf_numbers = {leaf.key: i for i, leaf in enumerate(leaves)}
+    items: list[Item] = []
+    leaf_of: list[int] = []
+    index_of: list[MetadataIndex] = []
+    first_of: dict[Any, int] = {}
+    for write in create_default_local_save_plan(flat, is_coordinator=True).items:
+        number = leaf_numbers[write.index.fqn]
+        item = _item(leaves[number], write, rank)
+        if item.dtype is not None and item.role is not Role.RANK:
+            identity = _identity(values[number])
+            if identity is not None:
+                first = first_of.setdefault((identity, item.offsets), len(items))
+                item = replace(item, same_as=first if first != len(items) else -1)
+        items.append(item)
+        leaf_of.append(number)
+        index_of.append(write.index)
+    text = json.dumps([item.to_json() for item in items], separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    devices = [value.device.type if isinstance(value, torch.Tensor) else "" for value in values]
+    return LocalPlan(items, leaf_of, index_of, signatures, devices, list(leaves), text, digest)
+
+
+def _item(leaf: Leaf, write: WriteItem, rank: int) -> Item:
+    key, path = leaf.key, leaf.path
+    if leaf.role is Role.RANK:
+        key = key.replace(rng_prefix(rank), _ANY_RANK, 1)
+        path = (key,)
+    if write.type is WriteItemType.BYTE_IO:
+        return Item(key, path, leaf.role, None)
+    data = write.tensor_data
+    assert data is not None
+    return Item(
+        key,
+        path,
+        leaf.role,
+        str(data.properties.dtype),
+        tuple(data.size),
+        tuple(data.chunk.offsets),
+        tuple(data.chunk.sizes),
+        shard=write.type is WriteItemType.SHARD,
+    )
+
+
+# --- who writes it ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """The plan as one rank has it."""
+
+    number: int
+    digest: str  # of the whole plan, equal on all ranks
+    local: LocalPlan
+    writes: list[tuple[int, Piece]]  # (item, piece) that this rank writes, in the order of the image's slots
+    everything: list[list[Item]] | None  # coordinator: the items of each rank
+    owners: list[list[tuple[int, int]]] | None  # coordinator: (item, piece number) that each rank writes
+
+
+def _assign(ranks: list[list[Item]]) -> list[list[tuple[int, int]]]:
+    """For each rank the (item, piece) that it writes. A function of what the ranks have, so it never varies."""
+    holders: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
+    for rank, items in enumerate(ranks):
+        for number, item in enumerate(items):
+            if item.same_as < 0:
+                holders.setdefault((item.key, item.offsets), []).append((rank, number))
+    owned: list[list[tuple[int, int]]] = [[] for _ in ranks]
+    load = [0] * len(ranks)
+    spread: list[tuple[int, str, int, list[tuple[int, int]]]] = []
+    for (key, _), have in holders.items():
+        first_rank, first_number = have[0]
+        item = ranks[first_rank][first_number]
+        for piece_number, piece in enumerate(item.pieces()):
+            nbytes = math.prod(piece.sizes) * _dtype(item.dtype).itemsize if item.dtype is not None else 0
+            if len(have) == 1 or item.role is not Role.SPREAD:
+                owned[first_rank].append((first_number, piece_number))
+                load[first_rank] += nbytes
+            else:
+                spread.append((nbytes, key, piece_number, have))
+    for nbytes, _, piece_number, have in sorted(spread, key=lambda one: (-one[0], one[1], one[2])):
+        rank, number = min(have, key=lambda holder: (load[holder[0]], holder[0]))
+        owned[rank].append((number, piece_number))
+        load[rank] += nbytes
+    return [sorted(one) for one in owned]
+
+
+def agree(
+    local: LocalPlan | Exception, board: _engine.Board, number: int, rank: int, world_size: int, timeout: float
+) -> Plan:
+    """Makes the ranks' local plans one plan. Every rank calls it; the coordinator is rank 0.
+
+    `local` may be the error that kept this rank from one: then all ranks learn of it and none waits. SaveFailedError
+    names the ranks that have no plan or did not say in time what they have.
+    """
+    base = f"plan/{number}"
+    if rank == 0:
+        ranks, owned, digest = _coordinate(local, board, base, number, world_size, timeout)
+        assert isinstance(local, LocalPlan)
+        return _finish(local, number, digest, owned[0], ranks, owned)
+    # What the coordinator has, too, need not be sent: with replicated state that is all of it.
+    theirs = _engine.board_wait(board, f"{base}/digest", timeout).decode()
+    if isinstance(local, Exception):
+        board.set(f"{base}/local/{rank}", f"!{local}".encode())
+        raise local
+    board.set(f"{base}/local/{rank}", b"=" if theirs == local.digest else local.text.encode())
+    answer = json.loads(_engine.board_wait(board, f"{base}/global/{rank}", timeout))
+    if "error" in answer:
+        raise SaveFailedError(answer["error"])
+    return _finish(local, number, answer["plan"], [tuple(one) for one in answer["write"]], None, None)
+
+
+def _finish(
+    local: LocalPlan,
+    number: int,
+    digest: str,
+    owned: list[tuple[int, int]],
+    everything: list[list[Item]] | None,
+    owners: list[list[tuple[int, int]]] | None,
+) -> Plan:
+    pieces = {item: local.items[item].pieces() for item, _ in owned}
+    return Plan(number, digest, local, [(item, pieces[item][piece]) for item, piece in owned], everything, owners)
+
+
+def _coordinate(
+    local: LocalPlan | Exception, board: _engine.Board, base: str, number: int, world_size: int, timeout: float
+) -> tuple[list[list[Item]], list[list[tuple[int, int]]], str]:
+    others = range(1, world_size)
+    if number > 0:
+        old = f"plan/{number - 1}"
+        names = [f"{old}/digest", *(f"{old}/{part}/{r}" for part in ("local", "global", "stale") for r in others)]
+        board.erase([*names, *(f"places/{number - 1}/{r}" for r in others)])
+    try:
+        if isinstance(local, Exception):
+            board.set(f"{base}/digest", b"none")
+            raise local
+        board.set(f"{base}/digest", local.digest.encode())
+        told = _engine.board_collect(board, [f"{base}/local/{r}" for r in others], timeout) if world_size > 1 else []
+        own = local.text.encode()
+        texts = [own, *_hear(own, told, timeout)]
+        parsed = {own: local.items}
+        for text in texts:
+            if text not in parsed:
+                parsed[text] = [Item.from_json(one) for one in json.loads(text)]
+        ranks = _agree_on_ties([[item.of_rank(r) for item in parsed[text]] for r, text in enumerate(texts)])
+        owned = _assign(ranks)
+        _validate(ranks, owned)
+    except Exception as error:
+        for r in others:
+            board.set(f"{base}/global/{r}", json.dumps({"error": str(error)}).encode())
+        raise
+    digests = {text: hashlib.sha256(text).hexdigest() for text in parsed}
+    digest = hashlib.sha256(json.dumps([[digests[text] for text in texts], owned]).encode()).hexdigest()
+    for r in others:
+        board.set(f"{base}/global/{r}", json.dumps({"plan": digest, "write": owned[r]}).encode())
+    return ranks, owned, digest
+
+
+def _hear(own: bytes, told: Sequence[bytes | None], timeout: float) -> list[bytes]:
+    """What the other ranks have, as JSON."""
+    missing = [str(r) for r, text in enumerate(told, 1) if text is None]
+    if missing:
+        raise SaveFailedError(f"plan a save: rank {', '.join(missing)} did not say within {timeout:g} s what it has")
+    failed = [
+        f"rank {r}: {text[1:].decode()}" for r, text in enumerate(told, 1) if text is not None and text[:1] == b"!"
+    ]
+    if failed:
+        raise SaveFailedError(f"plan a save: {'; '.join(failed)}")
+    return [own if text == b"=" else text for text in told if text is not None]
+
+
+def _agree_on_ties(ranks: list[list[Item]]) -> list[list[Item]]:
+    """What is tied on some ranks only is not tied."""
+    loose = {item.key for items in ranks for item in items if item.same_as < 0}
+    return [
+        [replace(item, same_as=-1) if item.same_as >= 0 and item.key in loose else item for item in items]
+        for items in ranks
+    ]
+
+
+def _validate(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> None:
+    """DCP's own check: the pieces of each tensor fill it and do not overlap."""
+    metadata = _describe_state(ranks, owned)
+    errors = _validate_global_plan([SavePlan([])] * max(2, len(ranks)), metadata)
+    if errors:
+        raise SaveFailedError(f"plan a save: {'; '.join(errors[:5])}")
+
+
+# --- the metadata of the checkpoint ----------------------------------------------------------------------------------
+
+
+def _owned_pieces(
+    ranks: list[list[Item]], owned: list[list[tuple[int, int]]]
+) -> Iterator[tuple[int, int, Item, Piece]]:
+    """(rank, slot, item, piece) of all that is written."""
+    for rank, writes in enumerate(owned):
+        pieces: dict[int, list[Piece]] = {}
+        for slot, (number, piece) in enumerate(writes):
+            item = ranks[rank][number]
+            yield rank, slot, item, pieces.setdefault(number, item.pieces())[piece]
+
+
+def _ties(ranks: list[list[Item]]) -> dict[str, list[Item]]:
+    """By the key under which it is written, the other names of a tensor."""
+    ties: dict[str, dict[str, Item]] = {}
+    for items in ranks:
+        for item in items:
+            if item.same_as >= 0:
+                ties.setdefault(items[item.same_as].key, {}).setdefault(item.key, item)
+    return {key: list(names.values()) for key, names in ties.items()}
+
+
+def _describe_state(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> Metadata:
+    state: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    ties = _ties(ranks)
+    for _, _, item, piece in _owned_pieces(ranks, owned):
+        for name in (item, *ties.get(item.key, ())):
+            paths[name.key] = name.path
+            if name.dtype is None:
+                state[name.key] = BytesStorageMetadata()
+                continue
+            if name.key not in state:
+                state[name.key] = TensorStorageMetadata(
+                    TensorProperties(dtype=_dtype(name.dtype)), torch.Size(name.size), []
+                )
+            state[name.key].chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)))
+    return Metadata(state, planner_data=paths, version=CURRENT_DCP_VERSION)
+
+
+Place = tuple[str, int, int]  # file, offset, length
+
+
+def build_metadata(plan: Plan, places: list[list[Place]]) -> Metadata:
+    """DCP's Metadata, given where each rank has each of its slots."""
+    assert plan.everything is not None
+    assert plan.owners is not None
+    metadata = _describe_state(plan.everything, plan.owners)
+    ties = _ties(plan.everything)
+    count: dict[str, int] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for rank, slot, item, piece in _owned_pieces(plan.everything, plan.owners):
+        for name in (item, *ties.get(item.key, ())):
+            if name.dtype is None:
+                index = MetadataIndex(name.key)
+            else:
+                index = MetadataIndex(name.key, piece.offsets, count.get(name.key, 0))
+                count[name.key] = count.get(name.key, 0) + 1
+            storage[index] = _StorageInfo(*places[rank][slot])
+    metadata.storage_data = storage
+    return metadata

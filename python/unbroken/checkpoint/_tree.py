@@ -1,0 +1,113 @@
+"""Nested state as a flat list of named leaves, as torch.distributed.checkpoint flattens it, and back.
+
+DCP turns every mapping key into a string and drops empty mappings. What that loses is written down as a note, so that
+a state comes back as it was; stock DCP does not see the notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unbroken.errors import InvalidArgumentError
+
+__all__ = ["Notes", "Path", "flatten", "key_of", "pack_notes", "unflatten", "unpack_notes"]
+
+Path = tuple[str | int, ...]
+# For a mapping that is empty or has keys other than strings: its keys.
+Notes = dict[Path, list[Any]]
+_KEY_TYPES = (str, int, float, bool, type(None))
+
+
+def key_of(path: Path) -> str:
+    """DCP's name of a leaf."""
+    return ".".join(map(str, path))
+
+
+def _is_leaf_list(value: list[Any]) -> bool:
+    """A list is one value unless it holds tensors, mappings or lists that do."""
+    return not any(
+        isinstance(entry, (Mapping, torch.Tensor)) or (isinstance(entry, list) and not _is_leaf_list(entry))
+        for entry in value
+    )
+
+
+def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: Notes) -> None:
+    """Calls `leaf` for each leaf of `value` in order."""
+    if isinstance(value, Mapping):
+        if not value or not all(type(key) is str for key in value):
+            notes[path] = list(value)
+            for key in value:
+                if type(key) not in _KEY_TYPES:
+                    raise InvalidArgumentError(
+                        f"state {key_of(path)!r}: a mapping with a key of type {type(key).__name__} ({key!r}) cannot "
+                        "be saved; use str, int, float or bool"
+                    )
+        for key, entry in value.items():
+            flatten(entry, (*path, str(key)), leaf, notes)
+    elif isinstance(value, list) and not _is_leaf_list(value):
+        for i, entry in enumerate(value):
+            flatten(entry, (*path, i), leaf, notes)
+    else:
+        leaf(path, value)
+
+
+def _insert(root: dict[str, Any], path: Path, value: Any) -> None:
+    node: Any = root
+    for i, part in enumerate(path):
+        last = i + 1 == len(path)
+        fresh: Any = value if last else ({} if isinstance(path[i + 1], str) else [])
+        if isinstance(part, int):
+            node.extend([None] * (part + 1 - len(node)))
+            if last or node[part] is None:
+                node[part] = fresh
+        elif last or part not in node:
+            node[part] = fresh
+        node = node[part]
+
+
+def _like(template: Any, made: dict[Any, Any]) -> Any:
+    if type(template) is defaultdict:
+        return defaultdict(template.default_factory, made)
+    if type(template) in (OrderedDict, Counter):
+        return type(template)(made)
+    return made
+
+
+def _restore(node: Any, path: Path, notes: Notes, template: Any) -> Any:
+    if isinstance(node, dict):
+        keys = notes.get(path, list(node))
+        below = template if isinstance(template, Mapping) else {}
+        made = {
+            key: _restore(node[str(key)], (*path, str(key)), notes, below.get(key)) for key in keys if str(key) in node
+        }
+        return _like(template, made)
+    if isinstance(node, list):
+        like = template if isinstance(template, list) else []
+        return [_restore(v, (*path, i), notes, like[i] if i < len(like) else None) for i, v in enumerate(node)]
+    return node
+
+
+def unflatten(leaves: Mapping[Path, Any], notes: Notes, template: Any = None) -> Any:
+    """The nested value of `leaves`; mappings get the type that `template` has in the same place."""
+    if () in leaves:
+        return leaves[()]
+    root: dict[str, Any] = {}
+    for path, value in leaves.items():
+        _insert(root, path, value)
+    for path, keys in notes.items():
+        if not keys and path:
+            _insert(root, path, {})
+    return _restore(root, (), notes, template)
+
+
+def pack_notes(notes: Notes) -> str:
+    return json.dumps([[list(path), keys] for path, keys in notes.items()])
+
+
+def unpack_notes(text: str) -> Notes:
+    return {tuple(path): keys for path, keys in json.loads(text)}

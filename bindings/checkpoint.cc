@@ -252,7 +252,6 @@ void bind_saver(nb::module_& module) {
       .def_ro("bytes", &SaveOutcome::bytes, "Written by this rank.")
       .def_ro("write_seconds", &SaveOutcome::write_seconds)
       .def_ro("commit_seconds", &SaveOutcome::commit_seconds)
-      .def_ro("retired", &SaveOutcome::retired, "What retention removed after it.")
       .def_ro("structure_differs", &SaveOutcome::structure_differs, "The next save must plan anew.");
   nb::class_<SaverHandle>(module, "Saver", "The saves of one life on one rank.")
       .def("__init__", [](SaverHandle* self, const StoreHandle& store, nb::object board, const Start& start,
@@ -275,7 +274,11 @@ void bind_saver(nb::module_& module) {
       .def("commit", &commit, "image"_a.none(), nb::kw_only(), "step"_a, "attempt"_a, "sequence"_a, "structure"_a,
            "object_slots"_a = nb::none(), "metadata"_a = nb::none(), "mesh"_a = "null", "loader"_a = "null",
            "versions"_a = "{}", "failure"_a = "",
-           "Writes, votes, commits, retains; blocks, without the GIL, until the outcome is known.");
+           "Writes, votes, commits; blocks, without the GIL, until the outcome is known.")
+      .def("retain", [](SaverHandle& self) {
+        const nb::gil_scoped_release released;
+        return unwrap(self.saver.retain());
+      }, "After a durable save: removes what need not be kept; returns the directories.");
 }
 
 }  // namespace

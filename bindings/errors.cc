@@ -73,6 +73,15 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
+// What str() says of it; its __str__ is someone else's code and may raise itself.
+std::string text_of_exception(nb::handle value) {
+  try {
+    return nb::str(value).c_str();
+  } catch (nb::python_error&) {
+    return "(its __str__ raises)";
+  }
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& module) {
@@ -93,7 +102,7 @@ void bind_errors(nb::module_& module) {
 
 Error error_of_python(nb::python_error& raised, std::string_view action, Code code) {
   const nb::handle value = raised.value();
-  const std::string text = nb::str(value).c_str();
+  const std::string text = text_of_exception(value);
   for (const auto& known : kErrorClasses) {
     if (PyErr_GivenExceptionMatches(value.ptr(), classes[static_cast<std::size_t>(known.code)])) {
       return Error{.code = known.code,
@@ -102,8 +111,8 @@ Error error_of_python(nb::python_error& raised, std::string_view action, Code co
                    .data_may_be_lost = nb::cast<bool>(value.attr("data_may_be_lost"))};
     }
   }
-  const auto type = nb::cast<std::string>(raised.type().attr("__name__"));
-  return make_error(code, fmt::format("{}: {}: {}", action, type, text));
+  const nb::str type(raised.type().attr("__name__"));
+  return make_error(code, fmt::format("{}: {}: {}", action, type.c_str(), text));
 }
 
 }  // namespace unbroken::bindings

@@ -49,13 +49,6 @@ double seconds_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
 }
 
-// Creates a small file, bytes durable; the name is durable after its directory is synced.
-Status write_small_file(Store& store, const std::string& path, std::string_view content) {
-  UNBROKEN_ASSIGN(const auto writer, store.create(path, content.size()));
-  UNBROKEN_TRY(writer->write_at(0, bytes_of(content)));
-  return writer->finish(content.size());
-}
-
 // What the coordinator tells the others at the end.
 std::string encode_outcome(const SaveOutcome& outcome) {
   return json{{"state", outcome_name(outcome.state)},
@@ -139,16 +132,10 @@ class Attempt {
   Result<PartEntry> write_part() {
     UNBROKEN_TRY(store_.make_directory(directory_));
     UNBROKEN_CRASH_POINT("commit.2.directory_made");
-    UNBROKEN_ASSIGN(const RankPart part, write_shards(store_, directory_, *image_, request_.threads));
-    UNBROKEN_CRASH_POINT("commit.2.shards_written");
-    const std::string document = encode(part);
-    UNBROKEN_TRY(write_small_file(store_, path(part_name(life_.rank)), document));
-    UNBROKEN_CRASH_POINT("commit.2.part_written");
+    UNBROKEN_ASSIGN(const PartEntry entry, write_rank(store_, directory_, *image_, request_.threads));
     UNBROKEN_TRY(store_.sync_directory(directory_));
     UNBROKEN_TRY(store_.sync_directory(""));
     UNBROKEN_CRASH_POINT("commit.3.directory_durable");
-    PartEntry entry{.length = document.size(), .crc = crc32c(bytes_of(document)), .data_bytes = 0};
-    for (const auto& file : part.files) entry.data_bytes += file.length;
     return entry;
   }
 

@@ -57,7 +57,6 @@ struct SaveOutcome {
   std::uint64_t bytes = 0;      // written by this rank
   double write_seconds = 0;     // steps 2 and 3
   double commit_seconds = 0;    // steps 4 to 7
-  std::vector<std::string> retired;     // filled by the Saver
   std::vector<std::uint64_t> missing;   // coordinator: ranks that had not voted
   bool structure_differs = false;       // the next save must plan anew
 };

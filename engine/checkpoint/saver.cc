@@ -2,8 +2,6 @@
 
 #include <fmt/core.h>
 
-#include "base/log.h"
-
 namespace unbroken {
 
 Saver::Saver(Store& store, Board& board, const Start& start, SaverOptions options)
@@ -39,19 +37,15 @@ SaveOutcome Saver::commit(const Image* image, SaveRequest request) {
     // All ranks voted in this attempt, so none is still reading the keys of the one before.
     forget_attempt(last_attempt_);
     last_attempt_ = request.attempt;
-    retain_after(outcome);
   }
   return outcome;
 }
 
-void Saver::retain_after(SaveOutcome& outcome) {
-  auto retired = retain(store_, life_, options_.keep, committed_);
-  if (!retired) {
-    log(LogLevel::kWarning, fmt::format("retention after {}: {}", outcome.attempt_path, retired.error().message));
-    return;
-  }
-  for (const auto& name : *retired) committed_.erase(name);
-  outcome.retired = std::move(*retired);
+Result<std::vector<std::string>> Saver::retain() {
+  if (life_.rank != 0) return std::vector<std::string>();
+  UNBROKEN_ASSIGN(auto retired, unbroken::retain(store_, life_, options_.keep, committed_));
+  for (const auto& name : retired) committed_.erase(name);
+  return retired;
 }
 
 void Saver::forget_attempt(const std::string& attempt) {

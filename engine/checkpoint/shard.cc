@@ -10,6 +10,7 @@
 #include <new>
 #include <optional>
 
+#include "base/crash_point.h"
 #include "base/crc32c.h"
 #include "base/parallel.h"
 
@@ -18,9 +19,28 @@ namespace {
 
 constexpr std::uint64_t chunk_count(std::uint64_t length) { return (length + kChunkBytes - 1) / kChunkBytes; }
 
-Result<ShardFile> write_file(Store& store, std::string_view directory, const Image::File& file, int threads) {
+// Files whose bytes are written and not yet durable. Few at a time, so that descriptors stay bounded.
+class Unfinished {
+ public:
+  Status add(std::unique_ptr<Writer> writer, std::uint64_t length) {
+    files_.emplace_back(std::move(writer), length);
+    return files_.size() < kMostOpen ? Status() : finish();
+  }
+  Status finish() {
+    for (const auto& [writer, length] : files_) UNBROKEN_TRY(writer->finish(length));
+    files_.clear();
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kMostOpen = 16;
+  std::vector<std::pair<std::unique_ptr<Writer>, std::uint64_t>> files_;
+};
+
+Result<ShardFile> write_file(Store& store, std::string_view directory, const Image::File& file, int threads,
+                             Unfinished& unfinished) {
   const std::string path = join_path(directory, file.name);
-  UNBROKEN_ASSIGN(const auto writer, store.create(path, file.length));
+  UNBROKEN_ASSIGN(auto writer, store.create(path, file.length));
   ShardFile entry{.name = file.name, .length = file.length, .chunk_crcs = {}, .slots = file.slots};
   entry.chunk_crcs.resize(chunk_count(file.length));
   UNBROKEN_TRY(parallel_for(entry.chunk_crcs.size(), threads, [&](std::size_t chunk) -> Status {
@@ -30,7 +50,7 @@ Result<ShardFile> write_file(Store& store, std::string_view directory, const Ima
     // Whole blocks go out; finish() cuts the padding off.
     return writer->write_at(offset, file.bytes.subspan(offset, align_up(bytes, kDirectAlignment)));
   }));
-  UNBROKEN_TRY(writer->finish(file.length));
+  UNBROKEN_TRY(unfinished.add(std::move(writer), file.length));
   return entry;
 }
 
@@ -94,16 +114,34 @@ std::optional<std::uint64_t> rank_of_file(std::string_view name) {
 
 }  // namespace
 
-Result<RankPart> write_shards(Store& store, std::string_view directory, const Image& image, int threads) {
+Result<PartEntry> write_rank(Store& store, std::string_view directory, const Image& image, int threads) {
   if (!image.usable()) {
     return make_error(Code::kInvalidArgument, "write a checkpoint: this process is a fork of the one that made the arena");
   }
   RankPart part{.rank = image.rank(), .files = {}};
+  PartEntry entry;
+  Unfinished unfinished;
   for (const auto& file : image.files()) {
-    UNBROKEN_ASSIGN(auto entry, write_file(store, directory, file, threads));
-    part.files.push_back(std::move(entry));
+    UNBROKEN_ASSIGN(auto written, write_file(store, directory, file, threads, unfinished));
+    entry.data_bytes += written.length;
+    part.files.push_back(std::move(written));
   }
-  return part;
+  UNBROKEN_CRASH_POINT("commit.2.shards_written");
+  const std::string document = encode(part);
+  entry.length = document.size();
+  entry.crc = crc32c(bytes_of(document));
+  UNBROKEN_ASSIGN(auto writer, store.create(join_path(directory, part_name(image.rank())), document.size()));
+  UNBROKEN_TRY(writer->write_at(0, bytes_of(document)));
+  UNBROKEN_TRY(unfinished.add(std::move(writer), document.size()));
+  UNBROKEN_TRY(unfinished.finish());
+  UNBROKEN_CRASH_POINT("commit.2.part_written");
+  return entry;
+}
+
+Status write_small_file(Store& store, const std::string& path, std::string_view content) {
+  UNBROKEN_ASSIGN(const auto writer, store.create(path, content.size()));
+  UNBROKEN_TRY(writer->write_at(0, bytes_of(content)));
+  return writer->finish(content.size());
 }
 
 Result<std::string> read_checked(Store& store, const std::string& path, std::uint64_t length, std::uint32_t crc) {

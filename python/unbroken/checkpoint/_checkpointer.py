@@ -472,10 +472,23 @@ class Checkpointer:
             if self._rank == 0:
                 _logger.info("step %d is durable as %s", save.step, outcome.attempt_path)
             save.durable.set_result(stats)
+            self._retain(save)
             return
         if self._rank == 0:
             arena.look_for_stale(known=outcome.structure_differs)
         self._failed(save, error_of(outcome, save.step))
+
+    def _retain(self, save: Save) -> None:
+        """Removes what need not be kept any more, when the new checkpoint is durable and nobody waits."""
+        try:
+            removed = self._saver.retain()
+        except FencedError as error:
+            self._fatal = error
+        except Error as error:
+            _logger.warning("retention after step %d: %s; it is tried again after the next save", save.step, error)
+        else:
+            if removed:
+                _logger.info("removed %s", ", ".join(removed))
 
     def _failed(self, save: Save, error: Exception) -> None:
         if isinstance(error, FencedError):

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/trampoline.h>
@@ -20,7 +21,10 @@ std::string to_text(nb::handle bytes) {
   return {value.c_str(), value.size()};
 }
 
-nb::list to_list(const std::vector<std::optional<std::string>>& values) {
+// Typed, so that the stub says what is in it.
+using OptionalBytesList = nb::typed<nb::list, std::optional<nb::bytes>>;
+
+OptionalBytesList to_list(const std::vector<std::optional<std::string>>& values) {
   nb::list list;
   for (const auto& value : values) list.append(value ? nb::object(to_bytes(*value)) : nb::none());
   return list;
@@ -83,7 +87,7 @@ class PythonBoard final : public Board {
   }
 };
 
-nb::list collect(Board& board, const std::vector<std::string>& keys, double timeout_seconds) {
+OptionalBytesList collect(Board& board, const std::vector<std::string>& keys, double timeout_seconds) {
   std::vector<std::optional<std::string>> values;
   {
     const nb::gil_scoped_release released;

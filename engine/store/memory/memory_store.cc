@@ -192,8 +192,11 @@ Status MemoryStore::remove(std::string_view path) {
 }
 
 Status MemoryStore::remove_directory(std::string_view path) {
-  UNBROKEN_TRY(check_path_below_root("remove directory", path));
   const std::lock_guard lock(mutex_);
+  if (const Status parent = check_parent("remove directory", path); !parent) {
+    if (parent.error().code == Code::kNotFound) return {};
+    return parent;
+  }
   if (objects_.contains(path)) return invalid("remove directory", path, "it is not a directory");
   std::erase_if(objects_, [&](const auto& entry) { return is_below(entry.first, path); });
   std::erase_if(directories_, [&](const auto& name) { return name == path || is_below(name, path); });

@@ -310,9 +310,10 @@ Result<std::string> PosixStore::read(std::string_view path, std::uint64_t limit)
 
 Result<ObjectInfo> PosixStore::stat(std::string_view path) {
   UNBROKEN_TRY(check_path("stat", path));
-  // O_NOFOLLOW: the openat2-less walk opens the last component itself with it, and a link must not pass for an object.
+  // With O_PATH and O_NOFOLLOW a link is opened itself; it must not pass for an object.
   auto place = root_.open(path, O_PATH | O_NOFOLLOW);
   if (!place) return error(place.error(), "stat", path);
+  if (path.empty() && root_.gone()) return error(ENOENT, "stat", path);
   struct stat info {};
   if (::fstat(place->get(), &info) != 0) return error(errno, "stat", path);
   if (S_ISLNK(info.st_mode)) return error(ELOOP, "stat", path);
@@ -368,8 +369,9 @@ Status PosixStore::remove_directory(std::string_view path) {
     if (place.error().code == Code::kNotFound) return {};
     return std::move(place).error();
   }
-  const int failed = remove_tree(place->directory.get(), place->name);
-  if (failed == ENOENT || failed == 0) return {};
+  int failed = remove_tree(place->directory.get(), place->name);
+  if (failed == 0 && root_.gone()) failed = ENOENT;  // then absence says nothing
+  if (failed == 0) return {};
   if (failed == ELOOP) {
     return make_error(Code::kInvalidArgument, fmt::format("remove directory {}: it is a symbolic link, or nested deeper "
                                                           "than {} levels", object(path), kMaxDepth));

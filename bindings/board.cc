@@ -34,7 +34,7 @@ OptionalBytesList to_list(const std::vector<std::optional<std::string>>& values)
 // raise becomes an Error.
 class PythonBoard final : public Board {
  public:
-  NB_TRAMPOLINE(Board, 4);
+  NB_TRAMPOLINE(Board);
 
   Status set(std::string_view key, std::string_view value) override {
     return call("set a key on the board", [&](nb::handle self) -> Status {

@@ -12,6 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t kMostRanks = 1 << 20;
+constexpr std::uint64_t kLongestFile = std::uint64_t{1} << 62;  // far from where sums of lengths overflow
 constexpr std::size_t kAttemptDigits = 8;
 
 std::string hex32(std::uint32_t value) { return fmt::format("{:08x}", value); }
@@ -142,6 +143,7 @@ Result<RankPart> decode_part(std::string_view document, std::string_view name) {
     const std::string crcs = file_fields.text("chunk_crc32c");
     const json& slots = file_fields.array("slots");
     if (!is_plain_name(file.name)) file_fields.fail("names a file that is not in the directory");
+    if (file.length > kLongestFile) file_fields.fail("has a file of an impossible length");
     UNBROKEN_TRY(file_fields.finish());
     UNBROKEN_TRY(read_chunk_crcs(crcs, name, file));
     UNBROKEN_TRY(read_slots(slots, name, file));

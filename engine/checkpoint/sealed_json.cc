@@ -14,11 +14,32 @@ constexpr std::string_view kHead = R"({"crc32c":")";
 constexpr std::string_view kMiddle = R"(","body":)";
 constexpr std::string_view kTail = "}\n";
 constexpr std::size_t kDigits = 8;
+constexpr int kDeepest = 64;
 
 bool parse_hex32(std::string_view digits, std::uint32_t& value) {
   if (digits.size() != kDigits) return false;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
   return error == std::errc() && end == digits.data() + digits.size();
+}
+
+// The library prints values recursively: a document that nests without end would overflow the stack.
+bool nests_too_deep(std::string_view text) {
+  int depth = 0;
+  bool in_text = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      if (c == '"') in_text = false;
+    } else if (c == '"') {
+      in_text = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kDeepest) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -129,6 +150,9 @@ Status JsonFields::finish() const {
 }
 
 Result<nlohmann::json> parse_json_object(std::string_view text, std::string_view name) {
+  if (nests_too_deep(text)) {
+    return make_error(Code::kDamaged, fmt::format("read {}: it nests deeper than {} levels", name, kDeepest));
+  }
   auto parsed = nlohmann::json::parse(text, nullptr, false);
   if (parsed.is_discarded() || !parsed.is_object()) {
     return make_error(Code::kDamaged, fmt::format("read {}: it is not a JSON object", name));

@@ -3,7 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "base/parallel.h"
@@ -15,16 +19,25 @@ namespace {
 // torch.save aligns a tensor's data to 64 bytes within its archive; archives start at multiples of that, too.
 constexpr std::uint64_t kArchiveAlignment = 64;
 constexpr std::uint64_t kCopyPiece = 8 * kMiB;
+constexpr auto kLongestStaging = std::chrono::minutes(10);
 
 // The end record of a ZIP archive (APPNOTE.TXT, 4.3.16): a signature, 16 bytes, and the length of a comment.
 constexpr std::size_t kEndRecord = 22;
 constexpr std::string_view kEndSignature = "PK\x05\x06";
 constexpr std::uint64_t kLongestComment = 65535;
+// torch's reader looks for that record in windows of 4 KiB from the end, and fails when the record lies in a last window
+// that would begin before the file does. An archive of over 8 KiB never gets there.
+constexpr std::uint64_t kSmallArchive = 8 * 1024;
+constexpr std::uint64_t kLongestCommentOfSmall = 4000;
 
 // Room for an object that takes `length` now: it may grow by a quarter, and padding stays within a ZIP comment.
 std::uint64_t object_capacity(std::uint64_t length) {
   const std::uint64_t slack = std::clamp<std::uint64_t>(length / 4, 256, kLongestComment - kArchiveAlignment);
   return align_up(length + slack, kArchiveAlignment);
+}
+
+std::uint64_t longest_padding(std::uint64_t length) {
+  return length < kSmallArchive ? kLongestCommentOfSmall : kLongestComment;
 }
 
 bool ends_with_plain_end_record(std::string_view archive) {
@@ -70,6 +83,7 @@ std::size_t ImageBuilder::add_object(std::uint64_t length) {
 Result<Image> ImageBuilder::build(int threads) && {
   Image image;
   image.rank_ = rank_;
+  image.staging_ = std::make_shared<Image::Staging>();
   std::uint64_t size = 0;
   for (const std::uint64_t length : file_lengths_) {
     image.tensor_files_.push_back({.offset = size, .length = length});
@@ -117,15 +131,26 @@ std::span<std::byte> Image::data(std::size_t number) const {
                          place.slot.data_length);
 }
 
-Status Image::stage(std::span<const CopyIn> copies, int threads) {
-  if (!usable()) {
-    return make_error(Code::kInvalidArgument, "stage a checkpoint: this process is a fork of the one that made the arena");
+// How far stage() has come: everything in the arena below the mark is in its place.
+struct Image::Staging {
+  static constexpr const std::byte* kAll = nullptr;  // nothing is awaited
+
+  std::mutex mutex;
+  std::condition_variable moved;
+  const std::byte* mark = kAll;
+  bool failed = false;
+
+  void set(const std::byte* new_mark, bool new_failed) {
+    {
+      const std::lock_guard lock(mutex);
+      mark = new_mark;
+      failed = new_failed;
+    }
+    moved.notify_all();
   }
-  struct Piece {
-    std::byte* to;
-    const std::byte* from;
-    std::size_t bytes;
-  };
+};
+
+Result<std::vector<Image::Piece>> Image::cut(std::span<const CopyIn> copies) const {
   std::vector<Piece> pieces;
   pieces.reserve(copies.size());
   for (const auto& copy : copies) {
@@ -138,22 +163,68 @@ Status Image::stage(std::span<const CopyIn> copies, int threads) {
       pieces.push_back({to + at, copy.source + at, std::min(kCopyPiece, copy.bytes - at)});
     }
   }
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.to < b.to; });
+  return pieces;
+}
+
+Status Image::stage(std::span<const CopyIn> copies, int threads) {
+  if (!usable()) {
+    return make_error(Code::kInvalidArgument, "stage a checkpoint: this process is a fork of the one that made the arena");
+  }
+  const auto pieces = cut(copies);
+  if (!pieces) {
+    staging_->set(Staging::kAll, true);
+    return pieces.error();
+  }
   // Neighbours go together, so that thousands of tiny tensors cost no more than their bytes.
   constexpr std::size_t kGroup = 64;
   std::vector<std::size_t> starts{0};
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
+  for (std::size_t i = 0; i < pieces->size(); ++i) {
     if (i - starts.back() >= kGroup || bytes >= kCopyPiece) {
       starts.push_back(i);
       bytes = 0;
     }
-    bytes += pieces[i].bytes;
+    bytes += (*pieces)[i].bytes;
   }
-  starts.push_back(pieces.size());
-  return parallel_for(starts.size() - 1, threads, [&](std::size_t group) -> Status {
-    for (std::size_t i = starts[group]; i < starts[group + 1]; ++i) std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
+  starts.push_back(pieces->size());
+  const std::size_t groups = starts.size() - 1;
+  std::vector<char> done(groups, 0);
+  std::size_t prefix = 0;  // guarded, like `done`, by the mutex
+  Status status = parallel_for(groups, threads, [&](std::size_t group) -> Status {
+    for (std::size_t i = starts[group]; i < starts[group + 1]; ++i) {
+      const Piece& piece = (*pieces)[i];
+      std::memcpy(piece.to, piece.from, piece.bytes);
+    }
+    {
+      const std::lock_guard lock(staging_->mutex);
+      done[group] = 1;
+      if (group != prefix) return {};
+      while (prefix < groups && done[prefix] != 0) ++prefix;
+      if (prefix < groups && staging_->mark != Staging::kAll) staging_->mark = (*pieces)[starts[prefix]].to;
+    }
+    staging_->moved.notify_all();
     return {};
   });
+  staging_->set(Staging::kAll, !status);
+  return status;
+}
+
+void Image::begin_staging() { staging_->set(arena().data(), false); }
+
+Status Image::await_staged(std::span<const std::byte> bytes) const {
+  const std::byte* const begin = arena().data();
+  const std::byte* const end = bytes.data() + bytes.size();
+  const bool in_arena = !std::less<>()(bytes.data(), begin) && !std::less<>()(begin + arena().size(), end);
+  std::unique_lock lock(staging_->mutex);
+  const auto ready = [&] {
+    return staging_->mark == Staging::kAll || !in_arena || !std::less<>()(staging_->mark, end);
+  };
+  if (!staging_->moved.wait_for(lock, kLongestStaging, ready)) {
+    return make_error(Code::kDeadline, "write a checkpoint: the copy of the state has not come");
+  }
+  if (staging_->failed) return make_error(Code::kCancelled, "write a checkpoint: the state could not be copied");
+  return {};
 }
 
 Result<bool> Image::place_objects(std::span<const std::string_view> archives) {
@@ -169,7 +240,8 @@ Result<bool> Image::place_objects(std::span<const std::string_view> archives) {
     }
     const std::uint64_t capacity = places_[object_numbers_[i]].slot.length;
     lengths.push_back(archives[i].size());
-    changed = changed || archives[i].size() > capacity || capacity - archives[i].size() > kLongestComment;
+    changed = changed || archives[i].size() > capacity ||
+              capacity - archives[i].size() > longest_padding(archives[i].size());
   }
   if (changed) UNBROKEN_TRY(lay_out_objects(lengths));
   for (std::size_t i = 0; i < archives.size(); ++i) {

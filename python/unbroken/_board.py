@@ -6,10 +6,11 @@ import threading
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from unbroken import _engine
 
-__all__ = ["TorchBoard", "make_board"]
+__all__ = ["AnyBoard", "TorchBoard", "make_board"]
 
 _made = 0  # boards made in this process: all ranks make them in the same order, so the prefix is the same everywhere
 
@@ -21,11 +22,11 @@ class TorchBoard(_engine.Board):
     never waits for what a save in the background asks.
     """
 
-    def __init__(self, store: dist.Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str) -> None:
         super().__init__()
         self._owner = threading.get_ident()
-        self._foreground = dist.PrefixStore(prefix, _clone(store))
-        self._background = dist.PrefixStore(prefix, _clone(store))
+        self._foreground = PrefixStore(prefix, _clone(store))
+        self._background = PrefixStore(prefix, _clone(store))
 
     def _store(self) -> Any:
         return self._foreground if threading.get_ident() == self._owner else self._background
@@ -67,11 +68,15 @@ def _present(store: Any, keys: list[str]) -> list[str]:
     return _present(store, keys[:half]) + _present(store, keys[half:])
 
 
-def make_board(group: dist.ProcessGroup | None) -> _engine.Board:
+AnyBoard = TorchBoard | _engine.MemoryBoard
+
+
+def make_board(group: dist.ProcessGroup | None) -> AnyBoard:
     """The board of the ranks of `group`; of a world of one without torch.distributed it is memory."""
     if not (dist.is_available() and dist.is_initialized()):
         return _engine.MemoryBoard()
     global _made
     _made += 1
-    store = dist.distributed_c10d._get_process_group_store(group or dist.group.WORLD)
+    world = dist.distributed_c10d._get_default_group()
+    store = dist.distributed_c10d._get_process_group_store(group if group is not None else world)
     return TorchBoard(store, f"unbroken/{_made}")

@@ -46,7 +46,7 @@ def _numpy() -> dict[str, torch.Tensor]:
 def capture() -> dict[str, torch.Tensor]:
     """The state of all generators, by name. The names and shapes are the same at every call."""
     state = _python() | _numpy() | {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state |= {f"cuda_{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
     return state
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unbroken import _engine
+from unbroken._board import AnyBoard
 from unbroken.checkpoint._image import Packer, StagedImage
 from unbroken.checkpoint._metadata import write_metadata
 from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, build_metadata, describe
@@ -32,7 +34,7 @@ class Described:
 class Arena:
     """Foreground: describe(), stage(), and plan() while no save is in flight. Background: plan() and metadata()."""
 
-    def __init__(self, state: State, board: _engine.Board, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(self, state: State, board: AnyBoard, rank: int, world_size: int, timeout: float) -> None:
         self._state = state
         self._board = board
         self._rank = rank
@@ -89,11 +91,16 @@ class Arena:
         plan.local.check(values)
         return values
 
-    def stage(self) -> None:
-        """Copies the state. Raises StructureChanged when it is not as planned."""
-        if self.image is None:
+    def prepare(self) -> Callable[[], None]:
+        """Looks the state over and returns the copy that is left to do, which cannot fail for what the state is.
+
+        Raises StructureChanged when the state is not as planned.
+        """
+        image = self.image
+        if image is None:
             raise SaveFailedError(self.error)
-        self.image.stage(self._values(self.image.plan))
+        copies = image.prepare(self._values(image.plan))
+        return lambda: image.copy(copies)
 
     def close(self) -> None:
         """Gives the memory back. No save may be in flight."""

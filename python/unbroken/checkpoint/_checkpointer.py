@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -413,6 +413,7 @@ class Checkpointer:
         failure, plan_seconds = "", 0.0
         stage_begin = begin
         loader = "null"
+        copy: Callable[[], None] | None = None
         arena = self._opened
         try:
             self._await_background()
@@ -421,16 +422,22 @@ class Checkpointer:
                 self._count_arena()
                 plan_seconds = time.perf_counter() - begin
             stage_begin = time.perf_counter()
-            arena.stage()
             loader = self._loader_state()
+            copy = arena.prepare()
         except StructureChanged as change:
             failure = f"the structure of the state has changed ({change}); the next save plans anew"
         except Exception as error:  # noqa: BLE001  # it goes into the vote, so that the attempt fails by name
             failure = str(error) or type(error).__name__
-        end = time.perf_counter()
-        save.staged.set_result(None)
-        numbers = _Numbers(end - begin, end - stage_begin, plan_seconds)
+        # The commit begins first: it writes what is copied while the rest is being copied.
+        numbers: Future[_Numbers] = Future()
         self._in_flight = self._background.submit(self._commit, save, decision, failure, loader, numbers)
+        try:
+            if copy is not None:
+                copy()
+        finally:
+            end = time.perf_counter()
+            numbers.set_result(_Numbers(end - begin, end - stage_begin, plan_seconds))
+            save.staged.set_result(None)
         return save
 
     def _loader_state(self) -> str:
@@ -441,7 +448,9 @@ class Checkpointer:
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"the loader's state_dict() is not JSON: {error}") from error
 
-    def _commit(self, save: Save, decision: _engine.StepDecision, failure: str, loader: str, numbers: _Numbers) -> None:
+    def _commit(
+        self, save: Save, decision: _engine.StepDecision, failure: str, loader: str, numbers: Future[_Numbers]
+    ) -> None:
         """In the background, from a full image to a checkpoint that exists."""
         arena = self._opened
         image = arena.image
@@ -465,7 +474,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001  # it is the save's, and goes to whoever waits for it
             self._failed(save, error)
             return
-        stats = numbers.of(save, outcome)
+        stats = numbers.result().of(save, outcome)
         self._stats.saves.append(stats)
         if outcome.state == "durable":
             self._stats.durable += 1

@@ -133,8 +133,11 @@ class StagedImage:
         slots = [self.image.slot(i) for i in range(len(self.plan.writes))]
         return [(slot.file, slot.offset, slot.length) for slot in slots]
 
-    def stage(self, values: Sequence[Any]) -> None:
-        """Copies what the leaves hold into the image. When it returns the state may change."""
+    def prepare(self, values: Sequence[Any]) -> list[tuple[int, int, int]]:
+        """Puts into the image all that is not a plain copy of host memory, and returns those copies, for copy().
+
+        Between the two a commit may begin: the engine writes what is copied while the rest is being copied.
+        """
         copies: list[tuple[int, int, int]] = []
         on_device: list[tuple[_Tensor, torch.Tensor]] = []
         sharded = [item.shard for item in self.plan.local.items]
@@ -155,11 +158,16 @@ class StagedImage:
                     on_device.append((one, tensor))
             for one, tensor in on_device:
                 self._view(one).copy_(tensor, non_blocking=True)
-            self.image.stage(copies)
             for device in {tensor.device for _, tensor in on_device}:
                 torch.accelerator.current_stream(device).synchronize()
         if self.image.place_objects([self._packer.pack(leaf, values[leaf]) for leaf in self._objects]):
             self.object_slots = self.image.object_slots()
+        self.image.begin_staging()
+        return copies
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """When it returns the state may change."""
+        self.image.stage(copies)
 
     def _view(self, one: _Tensor) -> torch.Tensor:
         if one.view is None:
@@ -171,7 +179,7 @@ class StagedImage:
 
     def _pin(self) -> None:
         """Page-locks the image, so that copies from a device need no second copy. Without it they are slower."""
-        cudart = torch.cuda.cudart()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self.image.arena_address()
         error = int(cudart.cudaHostRegister(address, self.image.arena_bytes, 0))
         if error:
@@ -182,7 +190,7 @@ class StagedImage:
     def close(self) -> None:
         """Gives the memory back. Nothing may be using it."""
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
             self._pinned = 0
         self._tensors.clear()
         self._objects.clear()

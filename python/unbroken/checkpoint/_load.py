@@ -65,6 +65,7 @@ class Load:
         self._notes: Notes = {}
         self._mine: dict[int, dict[Path, Saved]] = {}  # by source
         self._reshaped: set[str] = set()
+        self._order = [one.path for one in reader.saved.values()]  # as the state was walked when it was saved
 
     def plan(self) -> None:
         """Finds out what goes where. InvalidArgumentError lists what does not fit; nothing has changed then."""
@@ -161,28 +162,32 @@ class Load:
         return target
 
     def _nested(self, prefix: Path, template: Any) -> Any:
-        leaves = {path[len(prefix) :]: value for path, value in self._values.items() if _below(path, prefix)}
+        values = self._values
+        leaves = {path[len(prefix) :]: values[path] for path in self._order if path in values and _below(path, prefix)}
         notes = {path[len(prefix) :]: keys for path, keys in self._notes.items() if _below(path, prefix)}
         return unflatten(leaves, notes, template)
 
     # --- modules -----------------------------------------------------------------------------------------------------
 
     def _plan_module(self, source: ModuleSource) -> None:
-        leaves, values = source.walk({})
+        notes: Notes = {}
+        leaves, values = source.walk(notes)
         here = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
         saved = self._of(source)
-        self._differences.missing += [key_of(path) for path in here if path not in saved]
-        self._differences.extra += [key_of(path) for path in saved if path not in here]
-        for path, value in here.items():
-            one = saved.get(path)
-            if one is None:
+        # What a module calls its extra state is its own affair, below the name.
+        depth = len(source.prefix) + 1
+        names_here = dict.fromkeys(path[:depth] for path in [*here, *notes])
+        names_there = dict.fromkeys(path[:depth] for path in [*saved, *self._notes] if _below(path, source.prefix))
+        self._differences.missing += [key_of(path) for path in names_here if path not in names_there]
+        self._differences.extra += [key_of(path) for path in names_there if path not in names_here]
+        for path, one in saved.items():
+            value = here.get(path)
+            if one.tensor is None or path[:depth] not in names_here:
                 continue
-            if one.tensor is None:
-                continue  # an object: extra state, or a tensor that is no plain one
-            if not isinstance(value, torch.Tensor):
-                self._differences.reshaped.append(f"{one.key} (saved as a tensor, here {type(value).__name__})")
-            else:
+            if isinstance(value, torch.Tensor):
                 self._tensor_into(one, value)
+            else:
+                self._new_tensor(one, None)
 
     def _apply_module(self, source: ModuleSource) -> None:
         saved = self._of(source)
@@ -191,7 +196,7 @@ class Load:
         state = {}
         for name, (raw, value) in source.named_state_dict().items():
             prefix = (*source.prefix, name)
-            given = any(_below(path, prefix) for path in saved)
+            given = any(_below(path, prefix) for path in [*saved, *self._notes])
             if given and not any(key_of(path) in self._reshaped for path in saved if _below(path, prefix)):
                 state[raw] = self._nested(prefix, value)
         result = source.module.load_state_dict(state, strict=False)

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.tensor import DTensor
 
 from unbroken import _engine
+from unbroken._board import AnyBoard
 from unbroken.checkpoint._archive import DTYPES
 from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix
 from unbroken.checkpoint._tree import Path
@@ -294,7 +295,7 @@ def _assign(ranks: list[list[Item]]) -> list[list[tuple[int, int]]]:
 
 
 def agree(
-    local: LocalPlan | Exception, board: _engine.Board, number: int, rank: int, world_size: int, timeout: float
+    local: LocalPlan | Exception, board: AnyBoard, number: int, rank: int, world_size: int, timeout: float
 ) -> Plan:
     """Makes the ranks' local plans one plan. Every rank calls it; the coordinator is rank 0.
 
@@ -331,7 +332,7 @@ def _finish(
 
 
 def _coordinate(
-    local: LocalPlan | Exception, board: _engine.Board, base: str, number: int, world_size: int, timeout: float
+    local: LocalPlan | Exception, board: AnyBoard, base: str, number: int, world_size: int, timeout: float
 ) -> tuple[list[list[Item]], list[list[tuple[int, int]]], str]:
     others = range(1, world_size)
     if number > 0:
@@ -421,19 +422,23 @@ def _ties(ranks: list[list[Item]]) -> dict[str, list[Item]]:
 def _describe_state(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> Metadata:
     state: dict[str, Any] = {}
     paths: dict[str, Path] = {}
+    for items in ranks:  # in the order of the walk, so that mappings come back in theirs
+        for item in items:
+            if item.key not in state:
+                paths[item.key] = item.path
+                state[item.key] = _entry(item)
     ties = _ties(ranks)
     for _, _, item, piece in _owned_pieces(ranks, owned):
         for name in (item, *ties.get(item.key, ())):
-            paths[name.key] = name.path
-            if name.dtype is None:
-                state[name.key] = BytesStorageMetadata()
-                continue
-            if name.key not in state:
-                state[name.key] = TensorStorageMetadata(
-                    TensorProperties(dtype=_dtype(name.dtype)), torch.Size(name.size), []
-                )
-            state[name.key].chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)))
+            if name.dtype is not None:
+                state[name.key].chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)))
     return Metadata(state, planner_data=paths, version=CURRENT_DCP_VERSION)
+
+
+def _entry(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
+    if item.dtype is None:
+        return BytesStorageMetadata()
+    return TensorStorageMetadata(TensorProperties(dtype=_dtype(item.dtype)), torch.Size(item.size), [])
 
 
 Place = tuple[str, int, int]  # file, offset, length

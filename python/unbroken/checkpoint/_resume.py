@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from unbroken import _engine, _rng
+from unbroken._board import AnyBoard
 from unbroken.checkpoint._load import Load
 from unbroken.checkpoint._reader import CheckpointReader
 from unbroken.checkpoint._state import State, rng_prefix
@@ -29,7 +30,7 @@ class Resume:
     def __init__(
         self,
         store: _engine.Store,
-        board: _engine.Board,
+        board: AnyBoard,
         state: State,
         loader: _Loader | None,
         *,
@@ -115,7 +116,7 @@ class Resume:
         load.plan()
         self._saved_world_size = int(reader.manifest["world_size"])
         self._rng = self._read_rng(reader)
-        if self._loader is not None:
+        if self._loader is not None and place is not None:
             self._loader.load_state_dict(place)
         self._applied = True
         load.apply()
@@ -129,7 +130,7 @@ class Resume:
         reader.tensors(read)
         return {key.removeprefix(mine): tensor for key, tensor in read.items()}
 
-    def _check_loader(self, attempt: str, saved: Any) -> None:
+    def _check_loader(self, attempt: str, saved: dict[str, Any] | None) -> None:
         if self._loader is not None and saved is None:
             raise InvalidArgumentError(
                 f"resume {attempt}: it has no data state, so the loader cannot go on from where it was; train without "

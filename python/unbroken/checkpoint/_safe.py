@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import importlib
 import io
@@ -28,7 +27,7 @@ def _also_safe() -> list[Any]:
     # A pickle says where a function was found, which for numpy before 2 was another module.
     scalar = [(core.scalar, f"numpy.{name}.multiarray.scalar") for name in ("core", "_core")]
     array = [(core._reconstruct, f"numpy.{name}.multiarray._reconstruct") for name in ("core", "_core")]
-    return [np.ndarray, np.dtype, *dtypes, *scalar, *array, collections.deque]
+    return [np.ndarray, np.dtype, *dtypes, *scalar, *array]
 
 
 def loads(key: str, raw: bytes | memoryview | bytearray) -> Any:
@@ -37,9 +36,9 @@ def loads(key: str, raw: bytes | memoryview | bytearray) -> Any:
         with _lock, torch.serialization.safe_globals(_also_safe()):
             return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        cause = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+        cause = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0].rstrip(".")
         raise InvalidArgumentError(
-            f"state {key!r}: {cause} Objects are read with weights_only=True, so that no file can run code: keep plain "
+            f"state {key!r}: {cause}. Objects are read with weights_only=True, so that no file can run code: keep plain "
             "values in the state, or allow the class by torch.serialization.add_safe_globals() before resume()"
         ) from error
     except Exception as error:

@@ -304,14 +304,16 @@ class OptimizerSource:
         values: list[Any] = []
 
         def add(path: Path, table: Any, key: Any) -> None:
+            before = len(self._leaves)
+
             def leaf(at: Path, value: Any) -> None:
-                if at != path:
-                    self._plain = False  # nested state: no short way to it
                 self._leaves.append(Leaf(at, Role.SPREAD))
                 self._places.append((table, key))
                 values.append(value)
 
             flatten(table[key], path, leaf, notes)
+            if [one.path for one in self._leaves[before:]] != [path]:
+                self._plain = False  # nested, or empty: no short way to it
 
         names = iter(self._names)
         for group in self.optimizer.param_groups:
@@ -349,7 +351,8 @@ class OptimizerSource:
             if leaves != self._leaves:
                 raise StructureChanged(_difference(self._leaves, leaves))
             return values
-        state, groups = self.optimizer.state, self.optimizer.param_groups
+        state: Any = self.optimizer.state
+        groups = self.optimizer.param_groups
         if len(state) != len(self._tables) or any(
             state.get(p) is not table or len(table) != size for p, table, size in self._tables
         ):

@@ -18,7 +18,7 @@ from unbroken.errors import InvalidArgumentError
 __all__ = ["Notes", "Path", "flatten", "key_of", "pack_notes", "unflatten", "unpack_notes"]
 
 Path = tuple[str | int, ...]
-# For a mapping that is empty or has keys other than strings: its keys.
+# For a mapping that is empty, holds an empty one or has keys other than strings: its keys.
 Notes = dict[Path, list[Any]]
 _KEY_TYPES = (str, int, float, bool, type(None))
 
@@ -36,24 +36,24 @@ def _is_leaf_list(value: list[Any]) -> bool:
     )
 
 
-def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: Notes) -> None:
-    """Calls `leaf` for each leaf of `value` in order."""
+def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: Notes) -> int:
+    """Calls `leaf` for each leaf of `value` in order; returns how many there are."""
     if isinstance(value, Mapping):
-        if not value or not all(type(key) is str for key in value):
+        for key in value:
+            if type(key) not in _KEY_TYPES:
+                raise InvalidArgumentError(
+                    f"state {key_of(path)!r}: a mapping with a key of type {type(key).__name__} ({key!r}) cannot be "
+                    "saved; use str, int, float or bool"
+                )
+        counts = [flatten(entry, (*path, str(key)), leaf, notes) for key, entry in value.items()]
+        # An entry without leaves leaves no trace; the order of the keys says where it stood.
+        if not counts or 0 in counts or not all(type(key) is str for key in value):
             notes[path] = list(value)
-            for key in value:
-                if type(key) not in _KEY_TYPES:
-                    raise InvalidArgumentError(
-                        f"state {key_of(path)!r}: a mapping with a key of type {type(key).__name__} ({key!r}) cannot "
-                        "be saved; use str, int, float or bool"
-                    )
-        for key, entry in value.items():
-            flatten(entry, (*path, str(key)), leaf, notes)
-    elif isinstance(value, list) and not _is_leaf_list(value):
-        for i, entry in enumerate(value):
-            flatten(entry, (*path, i), leaf, notes)
-    else:
-        leaf(path, value)
+        return sum(counts)
+    if isinstance(value, list) and not _is_leaf_list(value):
+        return sum(flatten(entry, (*path, i), leaf, notes) for i, entry in enumerate(value))
+    leaf(path, value)
+    return 1
 
 
 def _insert(root: dict[str, Any], path: Path, value: Any) -> None:

@@ -22,8 +22,8 @@ namespace unbroken {
 struct RecoveryOptions {
   std::uint64_t rank = 0;  // 0 coordinates
   std::uint64_t world_size = 1;
-  std::string host;
-  std::optional<std::uint64_t> step;  // go on from this step, not from the newest
+  std::string host{};
+  std::optional<std::uint64_t> step{};  // go on from this step, not from the newest
   bool allow_fresh = false;           // start fresh although something is there that cannot be loaded
   double timeout_seconds = 300;       // for the store and for the coordinator's word
   double load_timeout_seconds = 7200; // for all ranks to have loaded

@@ -101,8 +101,8 @@ template <std::size_t kBytes>
 inline constexpr std::uint32_t kShift = power_of_x(8 * kBytes - 33);
 
 __attribute__((target("sse4.2,pclmul"))) inline std::uint32_t shift(std::uint32_t crc, std::uint32_t constant) {
-  const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi32_si128(static_cast<int>(crc)),
-                                               _mm_cvtsi32_si128(static_cast<int>(constant)), 0);
+  const __m128i product =
+      _mm_clmulepi64_si128(_mm_cvtsi32_si128(static_cast<int>(crc)), _mm_cvtsi32_si128(static_cast<int>(constant)), 0);
   return static_cast<std::uint32_t>(_mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_cvtsi128_si64(product))));
 }
 

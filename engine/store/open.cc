@@ -36,8 +36,9 @@ Result<std::unique_ptr<Store>> open_store(std::string_view url, StoreOptions opt
   }
   const std::string_view path = url.substr(std::string_view("file://").size());
   if (!path.starts_with('/')) {
-    return make_error(Code::kInvalidArgument,
-                      fmt::format("open store {}: a file URL has three slashes and an absolute path: file:///path", url));
+    return make_error(
+        Code::kInvalidArgument,
+        fmt::format("open store {}: a file URL has three slashes and an absolute path: file:///path", url));
   }
   return open_posix_store(std::string(path), options);
 }

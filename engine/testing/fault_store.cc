@@ -11,7 +11,8 @@
 namespace unbroken {
 
 bool Operation::changes() const {
-  constexpr std::array<std::string_view, 9> kChanges = {"create", "write_at", "finish", "publish", "create_whole", "remove",
+  constexpr std::array<std::string_view, 9> kChanges = {"create",           "write_at",       "finish",
+                                                        "publish",          "create_whole",   "remove",
                                                         "remove_directory", "make_directory", "sync_directory"};
   return std::find(kChanges.begin(), kChanges.end(), name) != kChanges.end();
 }
@@ -251,9 +252,9 @@ void FaultStore::put_torn(std::string_view path, std::span<const std::byte> byte
 }
 
 Status FaultStore::publish(std::string_view path, std::span<const std::byte> bytes) {
-  return perform<Status>({.name = "publish", .path = std::string(path), .bytes = bytes.size()},
-                         [&] { return put(path, bytes, true); },
-                         [&](std::uint64_t part) { put_torn(path, bytes, part); });
+  return perform<Status>(
+      {.name = "publish", .path = std::string(path), .bytes = bytes.size()}, [&] { return put(path, bytes, true); },
+      [&](std::uint64_t part) { put_torn(path, bytes, part); });
 }
 
 Status FaultStore::create_whole(std::string_view path, std::span<const std::byte> bytes) {

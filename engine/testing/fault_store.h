@@ -155,8 +155,8 @@ class FaultStore final : public Store {
   std::uint64_t count_ = 0;
   std::vector<Operation> log_;
 
-  std::shared_mutex gate_;           // shared by operations that are under way
-  mutable std::mutex names_mutex_;   // guards unsynced_, and keeps it in step with the names in the wrapped store
+  std::shared_mutex gate_;          // shared by operations that are under way
+  mutable std::mutex names_mutex_;  // guards unsynced_, and keeps it in step with the names in the wrapped store
   Unsynced unsynced_;
 };
 

@@ -47,8 +47,7 @@ Result<Held> Unsynced::durable_view(std::string_view path) const {
   }
   if (!info->is_directory) {
     UNBROKEN_ASSIGN(std::string bytes, store_.read(path, std::numeric_limits<std::uint64_t>::max()));
-    return Held{
-        .kind = Held::Kind::kObject, .bytes = std::move(bytes), .bytes_durable = !unfinished_.contains(path)};
+    return Held{.kind = Held::Kind::kObject, .bytes = std::move(bytes), .bytes_durable = !unfinished_.contains(path)};
   }
   Held held{.kind = Held::Kind::kDirectory};
   const auto unsynced = names_.find(path);
@@ -106,7 +105,8 @@ void Unsynced::forget_bytes(std::string_view path) {
 }
 
 void Unsynced::forget_below(std::string_view directory) {
-  std::erase_if(names_, [&](const auto& entry) { return entry.first == directory || is_below(entry.first, directory); });
+  std::erase_if(names_,
+                [&](const auto& entry) { return entry.first == directory || is_below(entry.first, directory); });
   std::erase_if(unfinished_, [&](const auto& entry) { return is_below(entry.first, directory); });
 }
 

@@ -58,9 +58,8 @@ Place with_faults(const Place& place, FaultStoreOptions options = {}) {
   wrapped.open = [open = place.open, options] {
     auto inner = std::make_shared<Opened>(open());
     if (!inner->store) return Opened{};
-    return Opened{.ground = inner,
-                  .store = std::make_unique<FaultStore>(*inner->store, options),
-                  .directory = inner->directory};
+    return Opened{
+        .ground = inner, .store = std::make_unique<FaultStore>(*inner->store, options), .directory = inner->directory};
   };
   return wrapped;
 }

@@ -26,7 +26,8 @@ testing::AssertionResult in_child(const std::function<std::string()>& work) {
   ::close(ends[1]);
   std::string wrong;
   char buffer[4096];
-  for (ssize_t got = 0; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) wrong.append(buffer, static_cast<std::size_t>(got));
+  for (ssize_t got = 0; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    wrong.append(buffer, static_cast<std::size_t>(got));
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);

@@ -41,9 +41,8 @@ class Posix : public testing::TestWithParam<bool> {
   TemporaryDirectory outside_;
   std::unique_ptr<Store> store_;
 };
-INSTANTIATE_TEST_SUITE_P(Stores, Posix, testing::Bool(), [](const auto& info) {
-  return std::string(info.param ? "openat2" : "walk");
-});
+INSTANTIATE_TEST_SUITE_P(Stores, Posix, testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "openat2" : "walk"); });
 
 // --- Links ---
 

@@ -76,7 +76,8 @@ class SystemCalls : public testing::Test {
 
   // `injections` are strace's: "fsync:error=EIO". With `only`, calls on that object alone are seen and struck: the C
   // library makes some of the same ones before main().
-  Outcome run(const std::string& action, const std::vector<std::string>& injections = {}, const std::string& only = {}) {
+  Outcome run(const std::string& action, const std::vector<std::string>& injections = {},
+              const std::string& only = {}) {
     const fs::path trace = scratch_.path() / "trace";
     const fs::path outcome = scratch_.path() / "outcome";
     fs::remove(outcome);
@@ -110,7 +111,8 @@ class SystemCalls : public testing::Test {
   std::string content(std::string_view path) { return store_->read(path, kMiB).value_or("<none>"); }
   // Everything in the directory, temporary names included.
   std::size_t entries() const {
-    return static_cast<std::size_t>(std::distance(fs::directory_iterator(root_.path() / "d"), fs::directory_iterator()));
+    return static_cast<std::size_t>(
+        std::distance(fs::directory_iterator(root_.path() / "d"), fs::directory_iterator()));
   }
 
   TemporaryDirectory root_;

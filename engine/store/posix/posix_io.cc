@@ -35,9 +35,13 @@ int write_all(int fd, std::uint64_t offset, std::span<const std::byte> bytes) {
   return 0;
 }
 
-int sync_data(int fd) { return uninterrupted([&] { return ::fdatasync(fd); }) == 0 ? 0 : errno; }
+int sync_data(int fd) {
+  return uninterrupted([&] { return ::fdatasync(fd); }) == 0 ? 0 : errno;
+}
 
-int sync_all(int fd) { return uninterrupted([&] { return ::fsync(fd); }) == 0 ? 0 : errno; }
+int sync_all(int fd) {
+  return uninterrupted([&] { return ::fsync(fd); }) == 0 ? 0 : errno;
+}
 
 int sync_directory_fd(int fd) {
   const int error = sync_all(fd);
@@ -45,7 +49,7 @@ int sync_directory_fd(int fd) {
 }
 
 Tried<std::uint64_t> free_bytes(int fd) {
-  struct statvfs answer {};
+  struct statvfs answer{};
   if (uninterrupted([&] { return ::fstatvfs(fd, &answer); }) != 0) return std::unexpected(errno);
   if (answer.f_blocks == 0) return std::numeric_limits<std::uint64_t>::max();
   return static_cast<std::uint64_t>(answer.f_bavail) * answer.f_frsize;
@@ -81,7 +85,7 @@ bool has_openat2(int directory) {
 Root::Root(Fd fd, bool openat2) : fd_(std::move(fd)), openat2_(openat2 && has_openat2(fd_.get())) {}
 
 bool Root::gone() const {
-  struct stat info {};
+  struct stat info{};
   return ::fstat(fd_.get(), &info) != 0 || info.st_nlink == 0;
 }
 
@@ -128,7 +132,7 @@ Tried<std::vector<Entry>> entries_of(int directory) {
     if (name == "." || name == "..") continue;
     bool is_directory = entry->d_type == DT_DIR;
     if (entry->d_type == DT_UNKNOWN) {
-      struct stat info {};
+      struct stat info{};
       if (::fstatat(directory, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) continue;  // removed in the meantime
         return std::unexpected(errno);

@@ -40,15 +40,13 @@ int rename_noreplace(int directory, const char* from, const char* to) {
 }
 
 // The kernel or the file system does not know this operation.
-bool is_missing(int number) {
-  return number == EPERM || number == EOPNOTSUPP || number == ENOSYS || number == EINVAL;
-}
+bool is_missing(int number) { return number == EPERM || number == EOPNOTSUPP || number == ENOSYS || number == EINVAL; }
 
 // The change that was asked for certainly did not happen. Over a network a call that failed in any other way may have
 // been carried out.
 bool is_definite(int number) {
-  constexpr std::array kDefinite = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS, EISDIR, ENOTDIR, ENAMETOOLONG, EMLINK, EEXIST,
-                                    EXDEV, EINVAL, EOPNOTSUPP, ENOSYS};
+  constexpr std::array kDefinite = {ENOSPC,       EDQUOT, EACCES, EPERM, EROFS,  EISDIR,     ENOTDIR,
+                                    ENAMETOOLONG, EMLINK, EEXIST, EXDEV, EINVAL, EOPNOTSUPP, ENOSYS};
   return std::find(kDefinite.begin(), kDefinite.end(), number) != kDefinite.end();
 }
 
@@ -179,11 +177,10 @@ Result<PosixStore::Place> PosixStore::place_of(std::string_view action, std::str
 // A second descriptor of the file behind `same`, unbuffered; empty where that does not work.
 Fd PosixStore::open_direct(const Place& place, int flags, const Fd& same) const {
   if (!use_.direct_io) return {};
-  Fd fd(uninterrupted([&] {
-    return ::openat(place.directory.get(), place.name.c_str(), flags | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
-  }));
-  struct stat left {};
-  struct stat right {};
+  Fd fd(uninterrupted(
+      [&] { return ::openat(place.directory.get(), place.name.c_str(), flags | O_DIRECT | O_NOFOLLOW | O_CLOEXEC); }));
+  struct stat left{};
+  struct stat right{};
   if (!fd || ::fstat(fd.get(), &left) != 0 || ::fstat(same.get(), &right) != 0) return {};
   if (left.st_dev != right.st_dev || left.st_ino != right.st_ino) return {};
   return fd;
@@ -238,7 +235,7 @@ int PosixStore::put_if_absent(const Place& place, Temporary& temporary) const {
     if (::linkat(directory, temporary.name(), directory, place.name.c_str(), 0) == 0) return 0;
     const int failed = errno;
     // A network file system may have lost the answer of a link that was made, and sent it again.
-    struct stat info {};
+    struct stat info{};
     if (::fstat(temporary.fd().get(), &info) == 0 && info.st_nlink == 2) return 0;
     if (!is_missing(failed)) return failed;
   }
@@ -284,16 +281,15 @@ Result<std::unique_ptr<Reader>> PosixStore::open(std::string_view path, OpenOpti
   const bool unbuffered = options.direct && use_.direct_io && (file = root_.open(path, kFlags | O_DIRECT)).has_value();
   if (!file && file.error() == EINVAL) file = root_.open(path, kFlags);
   if (!file) return error(file.error(), "open", path);
-  struct stat info {};
+  struct stat info{};
   if (::fstat(file->get(), &info) != 0) return error(errno, "open", path);
   if (S_ISDIR(info.st_mode)) return error(EISDIR, "open", path);
   if (!S_ISREG(info.st_mode)) {
     return make_error(Code::kInvalidArgument, fmt::format("open {}: it is not a regular file", object(path)));
   }
-  return make_reader(*this, std::string(path), std::move(*file),
-                     {.direct = options.direct,
-                      .unbuffered = unbuffered,
-                      .size = static_cast<std::uint64_t>(info.st_size)});
+  return make_reader(
+      *this, std::string(path), std::move(*file),
+      {.direct = options.direct, .unbuffered = unbuffered, .size = static_cast<std::uint64_t>(info.st_size)});
 }
 
 Result<std::string> PosixStore::read(std::string_view path, std::uint64_t limit) {
@@ -314,7 +310,7 @@ Result<ObjectInfo> PosixStore::stat(std::string_view path) {
   auto place = root_.open(path, O_PATH | O_NOFOLLOW);
   if (!place) return error(place.error(), "stat", path);
   if (path.empty() && root_.gone()) return error(ENOENT, "stat", path);
-  struct stat info {};
+  struct stat info{};
   if (::fstat(place->get(), &info) != 0) return error(errno, "stat", path);
   if (S_ISLNK(info.st_mode)) return error(ELOOP, "stat", path);
   const bool is_directory = S_ISDIR(info.st_mode);
@@ -335,7 +331,7 @@ Result<std::vector<ObjectInfo>> PosixStore::list(std::string_view path) {
     if (is_temporary(entry.name)) continue;
     ObjectInfo info{.name = std::move(entry.name), .is_directory = entry.is_directory};
     if (!info.is_directory) {
-      struct stat found {};
+      struct stat found{};
       if (::fstatat(directory->get(), info.name.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) continue;  // removed since it was read
         return error(errno, "list", join_path(path, info.name));
@@ -373,8 +369,10 @@ Status PosixStore::remove_directory(std::string_view path) {
   if (failed == 0 && root_.gone()) failed = ENOENT;  // then absence says nothing
   if (failed == 0) return {};
   if (failed == ELOOP) {
-    return make_error(Code::kInvalidArgument, fmt::format("remove directory {}: it is a symbolic link, or nested deeper "
-                                                          "than {} levels", object(path), kMaxDepth));
+    return make_error(Code::kInvalidArgument,
+                      fmt::format("remove directory {}: it is a symbolic link, or nested deeper "
+                                  "than {} levels",
+                                  object(path), kMaxDepth));
   }
   return error(failed, "remove directory", path);
 }

@@ -43,8 +43,9 @@ TEST(Crc32c, GivesTheValuesOfRfc3720) {
   EXPECT_EQ(crc32c(std::as_bytes(std::span(rising))), 0x46DD794EU);
   std::reverse(rising.begin(), rising.end());
   EXPECT_EQ(crc32c(std::as_bytes(std::span(rising))), 0x113FDB5CU);
-  const unsigned char read_command[] = {0x01, 0xC0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 4, 0,
-                                        0,    0,    0, 0x14, 0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0};
+  const unsigned char read_command[] = {0x01, 0xC0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0,
+                                        0x14, 0,    0, 0, 0, 0, 4, 0, 0, 0, 0, 0x14, 0, 0, 0, 0x18,
+                                        0x28, 0,    0, 0, 0, 0, 0, 0, 2, 0, 0, 0,    0, 0, 0, 0};
   EXPECT_EQ(crc32c(std::as_bytes(std::span(read_command))), 0xD9963A56U);
   EXPECT_EQ(crc32c(bytes_of("123456789")), 0xE3069283U);
 }
@@ -61,7 +62,8 @@ TEST(Crc32c, EveryWayAgreesWithTheDefinitionAtEveryLengthAndAlignment) {
       const auto part = std::span(bytes).subspan(shift, size);
       const std::uint32_t right = by_definition(part);
       for (const auto& way : crc32c_parts::ways()) {
-        ASSERT_EQ(~way.function(0xFFFFFFFF, part.data(), part.size()), right) << way.name << " " << size << " " << shift;
+        ASSERT_EQ(~way.function(0xFFFFFFFF, part.data(), part.size()), right)
+            << way.name << " " << size << " " << shift;
       }
     }
   }

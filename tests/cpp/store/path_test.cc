@@ -24,7 +24,8 @@ TEST(Path, LeadingTrailingAndDoubledSlashesAreEmptyComponents) {
 
 TEST(Path, DotsAloneAreRefusedAndDotsInNamesAreNot) {
   for (const char* path : {".", "..", "a/..", "../a", "a/./b"}) EXPECT_FALSE(check_path("open", path)) << path;
-  for (const char* path : {"...", ".a", "a.", "a..b", ".metadata", "a/.b"}) EXPECT_TRUE(check_path("open", path)) << path;
+  for (const char* path : {"...", ".a", "a.", "a..b", ".metadata", "a/.b"})
+    EXPECT_TRUE(check_path("open", path)) << path;
 }
 
 TEST(Path, TheMessageNamesActionAndPathAndShowsControlCharacters) {

@@ -47,10 +47,10 @@ TEST_F(FaultStoreTest, CountsAndNamesEveryOperation) {
   ASSERT_TRUE(store_.list("d"));
   ASSERT_TRUE(store_.remove("d/f"));
   ASSERT_TRUE(store_.remove_directory("d"));
-  const std::vector<std::string> expected = {
-      "make_directory d", "create d/f", "write_at d/f", "finish d/f", "publish d/p", "create_whole d/w",
-      "sync_directory d", "open d/f",   "read_at d/f",  "read d/f",   "stat d/f",    "list d",
-      "remove d/f",       "remove_directory d"};
+  const std::vector<std::string> expected = {"make_directory d", "create d/f",        "write_at d/f",     "finish d/f",
+                                             "publish d/p",      "create_whole d/w",  "sync_directory d", "open d/f",
+                                             "read_at d/f",      "read d/f",          "stat d/f",         "list d",
+                                             "remove d/f",       "remove_directory d"};
   EXPECT_EQ(names_of(store_.log()), expected);
   const auto log = store_.log();
   for (std::size_t i = 0; i < log.size(); ++i) EXPECT_EQ(log[i].index, i);

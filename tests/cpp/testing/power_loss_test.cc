@@ -348,7 +348,8 @@ class Model {
       }
     }
   }
-  std::shared_ptr<Inode> root_ = std::make_shared<Inode>(Inode{.directory = true, .bytes = {}, .now = {}, .on_disk = {}});
+  std::shared_ptr<Inode> root_ =
+      std::make_shared<Inode>(Inode{.directory = true, .bytes = {}, .now = {}, .on_disk = {}});
 };
 
 void collect(Store& store, const std::string& path, Tree& tree) {

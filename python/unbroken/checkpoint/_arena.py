@@ -99,8 +99,13 @@ class Arena:
         image = self.image
         if image is None:
             raise SaveFailedError(self.error)
-        copies = image.prepare(self._values(image.plan))
-        return lambda: image.copy(copies)
+        values = self._values(image.plan)
+        copies = image.prepare(values)
+
+        def copy(_alive: list[Any] = values) -> None:  # the copies are addresses: what they point to must live as long
+            image.copy(copies)
+
+        return copy
 
     def close(self) -> None:
         """Gives the memory back. No save may be in flight."""

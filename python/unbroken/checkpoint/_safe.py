@@ -38,8 +38,8 @@ def loads(key: str, raw: bytes | memoryview | bytearray) -> Any:
     except pickle.UnpicklingError as error:
         cause = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0].rstrip(".")
         raise InvalidArgumentError(
-            f"state {key!r}: {cause}. Objects are read with weights_only=True, so that no file can run code: keep plain "
-            "values in the state, or allow the class by torch.serialization.add_safe_globals() before resume()"
+            f"state {key!r}: {cause}. Objects are read with weights_only=True, so that no file can run code: keep "
+            "plain values in the state, or allow the class by torch.serialization.add_safe_globals() before resume()"
         ) from error
     except Exception as error:
         raise DamagedError(f"read {key!r}: {type(error).__name__}: {error}") from error

@@ -289,7 +289,9 @@ def test_a_tensor_with_one_long_row_is_cut_along_another_dimension(monkeypatch, 
         assert torch.equal(loaded[name], tensor), name
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, pathlib.Path("x"), datetime.datetime(2020, 1, 1), collections.deque([1])])
+@pytest.mark.parametrize(
+    "value", [object(), lambda: 0, pathlib.Path("x"), datetime.datetime(2020, 1, 1), collections.deque([1])]
+)
 def test_what_cannot_be_saved_or_read_again_is_refused_by_name_at_the_start(tmp_path, value):
     with (
         unbroken.Checkpointer(tmp_path, {"fine": 1, "a": {"bad": value}}) as run,

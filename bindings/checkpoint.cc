@@ -74,6 +74,8 @@ void bind_image(nb::module_& module) {
            }, "number"_a, "Where the data of a tensor's slot goes.")
       .def("stage", &stage, "copies"_a, nb::kw_only(), "threads"_a = 2,
            "Copies host memory into slots: (slot number, address, bytes) each. Without the GIL.")
+      .def("begin_staging", &Image::begin_staging,
+           "Lets a commit begin that writes what stage(), which must follow, has copied so far.")
       .def("place_objects", &place_objects, "archives"_a,
            "Places this save's objects; True when their places changed, so that object_slots() goes into the vote.")
       .def("object_slots", &Image::object_slots, "JSON: slot number -> [offset, length], in object_file().")

@@ -4,11 +4,13 @@
 // Tensors lie in files `__<rank>_<n>.distcp` of at most max_file_bytes; objects (whole torch.save archives, whose length
 // changes from save to save) in one more file, each in a slot with room to grow: the archive is padded with a ZIP comment,
 // so that a slot keeps its place and `.metadata` need not change.
-// Threads: one thread at a time, except that stage() uses several inside. An image belongs to the process that made it and
+// Threads: one thread at a time, with two exceptions: stage() uses several inside, and a thread that writes may run beside it:
+// between begin_staging() and the end of stage() it waits, in await_staged(), for what it is about to write. An image belongs to the process that made it and
 // refuses to work in a forked child (kInvalidArgument). Memory: the tensors' archives, rounded up to 2 MiB, and the objects.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -83,8 +85,13 @@ class Image {
   // Where a tensor slot's data goes. Aligned to 64 bytes.
   std::span<std::byte> data(std::size_t number) const;
 
-  // Copies with `threads` threads. kInvalidArgument when a copy is not exactly as long as its slot's data.
+  // Copies with `threads` threads, by rising place. kInvalidArgument when a copy is not exactly as long as its slot's data; then,
+  // and for any other error, await_staged() fails, too, until the next begin_staging().
   Status stage(std::span<const CopyIn> copies, int threads);
+  // From now on await_staged() waits for stage(), which must follow. What stage() does not copy must be in its place already.
+  void begin_staging();
+  // Waits until stage() has filled `bytes` (of files()). kCancelled when it failed, kDeadline when it does not come.
+  Status await_staged(std::span<const std::byte> bytes) const;
 
   // Places this save's objects, one archive for each object slot in the order of their numbers. True when places changed.
   Result<bool> place_objects(std::span<const std::string_view> archives);
@@ -107,6 +114,14 @@ class Image {
     std::uint64_t length = 0;
   };
 
+  struct Staging;
+  struct Piece {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  Result<std::vector<Piece>> cut(std::span<const CopyIn> copies) const;
   Status lay_out_objects(std::span<const std::uint64_t> lengths);
 
   std::uint64_t rank_ = 0;
@@ -117,6 +132,7 @@ class Image {
   std::vector<std::size_t> object_numbers_;  // by rising place
   Arena object_memory_;
   std::uint64_t object_bytes_ = 0;
+  std::shared_ptr<Staging> staging_;
 };
 
 }  // namespace unbroken

@@ -38,7 +38,7 @@ class Unfinished {
 };
 
 Result<ShardFile> write_file(Store& store, std::string_view directory, const Image::File& file, int threads,
-                             Unfinished& unfinished) {
+                             const Image& image, Unfinished& unfinished) {
   const std::string path = join_path(directory, file.name);
   UNBROKEN_ASSIGN(auto writer, store.create(path, file.length));
   ShardFile entry{.name = file.name, .length = file.length, .chunk_crcs = {}, .slots = file.slots};
@@ -46,9 +46,13 @@ Result<ShardFile> write_file(Store& store, std::string_view directory, const Ima
   UNBROKEN_TRY(parallel_for(entry.chunk_crcs.size(), threads, [&](std::size_t chunk) -> Status {
     const std::uint64_t offset = chunk * kChunkBytes;
     const std::uint64_t bytes = std::min(kChunkBytes, file.length - offset);
-    entry.chunk_crcs[chunk] = crc32c(file.bytes.subspan(offset, bytes));
     // Whole blocks go out; finish() cuts the padding off.
-    return writer->write_at(offset, file.bytes.subspan(offset, align_up(bytes, kDirectAlignment)));
+    const auto blocks = file.bytes.subspan(offset, align_up(bytes, kDirectAlignment));
+    UNBROKEN_TRY(image.await_staged(blocks));
+    UNBROKEN_TRY(writer->write_at(offset, blocks));
+    // After the write, so that the disk is busy before the processor is.
+    entry.chunk_crcs[chunk] = crc32c(file.bytes.subspan(offset, bytes));
+    return {};
   }));
   UNBROKEN_TRY(unfinished.add(std::move(writer), file.length));
   return entry;
@@ -122,7 +126,7 @@ Result<PartEntry> write_rank(Store& store, std::string_view directory, const Ima
   PartEntry entry;
   Unfinished unfinished;
   for (const auto& file : image.files()) {
-    UNBROKEN_ASSIGN(auto written, write_file(store, directory, file, threads, unfinished));
+    UNBROKEN_ASSIGN(auto written, write_file(store, directory, file, threads, image, unfinished));
     entry.data_bytes += written.length;
     part.files.push_back(std::move(written));
   }

@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train_both(args: argparse.Namespace, seed: int, directory: Path, screen: Screen) -> Training:
+def train_both(args: argparse.Namespace, seed: int, directory: Path, screen: Screen) -> tuple[Training, Training]:
     arguments = [f"--steps={args.steps}", f"--every={args.every}", f"--batch={args.batch}"]
     script = HERE / "train.py"
     command = torchrun_command(script, RANKS, arguments, max_restarts=0)
@@ -64,7 +64,7 @@ def train_both(args: argparse.Namespace, seed: int, directory: Path, screen: Scr
         save_seconds=statistics.median(calm.commit_seconds()),
     )
     go(fire, "under fire", args.steps, screen)
-    return fire
+    return calm, fire
 
 
 def go(training: Training, name: str, steps: int, screen: Screen) -> None:
@@ -90,8 +90,8 @@ def audit(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return verdict
 
 
-def count_kills(fire: Training, redone: dict[str, int]) -> list[str]:
-    """What the run under fire was spared, so that its survival would prove too little."""
+def count_kills(fire: Training, lives: int, redone: dict[str, int]) -> list[str]:
+    """What the run under fire was spared, so that its survival would prove too little; and what it died of besides."""
     in_saves = sum(hit.fell == COMMIT for hit in fire.hits)
     between = sum(hit.fell == BETWEEN and redone.get(str(hit.generation), 0) > 0 for hit in fire.hits)
     findings = []
@@ -99,6 +99,8 @@ def count_kills(fire: Training, redone: dict[str, int]) -> list[str]:
         findings.append(f"only {in_saves} kills fell in a save, where {NEEDED} must; try another --seed")
     if between < NEEDED:
         findings.append(f"only {between} kills fell between saves with steps to do again, where {NEEDED} must")
+    if lives != len(fire.hits) + 1:
+        findings.append(f"under fire: {lives} lives, where {len(fire.hits)} kills make {len(fire.hits) + 1}")
     return findings
 
 
@@ -126,6 +128,7 @@ def show(screen: Screen, fire: Training, verdict: dict[str, Any]) -> None:
         return
 
     calm = verdict["undisturbed"]
+    committed = (str(run["saves_committed"]) for run in (calm, shot))
     both = (calm, shot)
     rows = []
     for key, title in (("weights", "weights"), ("optimizer", "optimizer state"), ("rest", "schedule, random numbers")):
@@ -138,6 +141,7 @@ def show(screen: Screen, fire: Training, verdict: dict[str, Any]) -> None:
         ["samples skipped", str(calm["skipped"]), str(shot["skipped"])],
         ["samples out of order", "-", str(verdict["out_of_order"])],
         ["restarts survived", "-", str(len(shot["lives"]) - 1)],
+        ["saves committed", *committed],
         ["training blocked by a save, median", *(f"{statistics.median(run['blocked_ms']):.1f} ms" for run in both)],
         ["training blocked by a save, at most", *(f"{max(run['blocked_ms']):.1f} ms" for run in both)],
         ["accuracy on 261 images by other hands", f"{calm['accuracy']:.2%}", f"{shot['accuracy']:.2%}"],
@@ -155,13 +159,16 @@ def main() -> int:
         args.keep.mkdir(parents=True)
     directory = args.keep or Path(tempfile.mkdtemp(prefix="unbroken-demo-"))
     try:
-        fire = train_both(args, seed, directory, screen)
+        calm, fire = train_both(args, seed, directory, screen)
     except FireError as error:
         screen.verdict(False, f"error: {error}\nhint: both runs are in {directory}")
         return 2
     screen.say("audit.py compares the two, without Unbroken")
     verdict = audit(args, directory)
-    verdict["findings"] += count_kills(fire, verdict.get("fire", {}).get("redone", {}))
+    if "fire" in verdict:
+        verdict["undisturbed"]["saves_committed"] = len(calm.commit_seconds())
+        verdict["fire"]["saves_committed"] = len(fire.commit_seconds())
+        verdict["findings"] += count_kills(fire, len(verdict["fire"]["lives"]), verdict["fire"]["redone"])
     verdict |= {"seed": seed, "kills": [asdict(hit) for hit in fire.hits], "commands_typed": fire.starts}
     show(screen, fire, verdict)
     if args.json:
@@ -170,7 +177,7 @@ def main() -> int:
         lines = "\n".join(f"  - {finding}" for finding in verdict["findings"])
         screen.verdict(False, f"\nNOT the same (--seed {seed}; both runs are in {directory}):\n{lines}")
         return 1
-    screen.verdict(True, f"\nThe same to the last bit, after {len(fire.hits)} kills (--seed {seed}).")
+    screen.verdict(True, f"\nThe same to the last bit after {len(fire.hits)} kills (--seed {seed}).")
     if not args.keep:
         shutil.rmtree(directory)
     return 0

@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 DIGITS = HERE.parents[2] / "examples" / "digits"
-STEPS, EVERY, BATCH, DIES_AFTER, RESUMES_AFTER = 12, 4, 64, 10, 8
+STEPS, EVERY, BATCH, DIES_AFTER, RESUMES_AFTER = 16, 4, 64, 10, 8
 
 
 def free_port() -> int:
@@ -128,7 +128,7 @@ def test_file_that_is_missing_fails(calm: Path, survived: Path, name: str, tmp_p
     (checkpoint / name).unlink()
     code, said = audit(calm, directory)
     assert code == 1
-    without_marker = f"the last checkpoint is step-{RESUMES_AFTER}-"
+    without_marker = f"the last checkpoint is step-{STEPS - EVERY}-"
     assert (without_marker if name == ".metadata" else f"{checkpoint.name}: {name} is missing") in said
 
 

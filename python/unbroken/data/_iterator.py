@@ -91,9 +91,10 @@ class BatchIterator(Iterator[Any]):
             self.close()
             self._end()
             raise
-        except BaseException:
+        except BaseException as error:
             # torch's loader would go on after the batch that failed, and its samples would be lost.
-            self._finish(_workers.shut_down)
+            for note in self._finish(_workers.shut_down):
+                error.add_note(note)
             raise
         return self._deliver(batch, micro_batches)
 
@@ -101,11 +102,12 @@ class BatchIterator(Iterator[Any]):
         """Gives up what was fetched ahead; the loader's place stays."""
         self._finish(_workers.end_pass)
 
-    def _finish(self, finish: Callable[[torch.utils.data.DataLoader[Any], Any], None]) -> None:
+    def _finish(self, finish: Callable[[torch.utils.data.DataLoader[Any], Any], list[str]]) -> list[str]:
         batches, self._batches = getattr(self, "_batches", None), None
         # A forked child has a copy of the iterator, but the workers are its parent's.
-        if batches is not None and self._process == os.getpid():
-            finish(self._torch_loader, batches)
+        if batches is None or self._process != os.getpid():
+            return []
+        return finish(self._torch_loader, batches)
 
     def __del__(self) -> None:
         self.close()

@@ -21,24 +21,33 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered_in: int | None = None  # a process; a child made by fork must register anew
 
 
-def shut_down(torch_loader: torch.utils.data.DataLoader[Any], batches: Any) -> None:
-    """Ends the workers of the pass ``batches``, and those that torch's loader keeps for the next one."""
+def shut_down(torch_loader: torch.utils.data.DataLoader[Any], batches: Any) -> list[str]:
+    """Ends the workers of the pass ``batches``, and those that torch's loader keeps for the next one.
+
+    Returns:
+        How those ended that did not end of themselves.
+    """
     if torch_loader._iterator is batches:
         torch_loader._iterator = None
     # Without waiting for it to be collected: a traceback may hold it for long.
     if not hasattr(batches, "_shutdown_workers"):
-        return
+        return []
     batches._shutdown_workers()
+    died = [
+        f"the loader's worker process {worker.pid} ended with exit code {worker.exitcode} (negative: by that signal)"
+        for worker in batches._workers
+        if worker.exitcode not in (0, None)
+    ]
     for worker in batches._workers:
         if worker.is_alive():
             worker.kill()
             worker.join()
+    return died
 
 
-def end_pass(torch_loader: torch.utils.data.DataLoader[Any], batches: Any) -> None:
+def end_pass(torch_loader: torch.utils.data.DataLoader[Any], batches: Any) -> list[str]:
     """Ends the pass, and its workers unless they are to be kept for the next one."""
-    if not torch_loader.persistent_workers:
-        shut_down(torch_loader, batches)
+    return [] if torch_loader.persistent_workers else shut_down(torch_loader, batches)
 
 
 def close_at_exit(loader: _Closeable) -> None:

@@ -1,0 +1,278 @@
+"""Faults from outside: strace kills or fails one system call of the real process, in turn, and the run must survive it.
+
+What we inject ourselves shares our blind spots, so here the engine is the one that is shipped and the fault comes from the
+kernel's side. A process that has imported torch and unbroken forks a child for each point; strace attaches to it and injects
+SIGKILL, EIO or ENOSPC at the n-th call of one system call that changes files. The child resumes a run that has three
+checkpoints, trains on, saves twice and retains. Afterwards two fresh starts, one after the other, must find the same
+checkpoint, at least as new as the newest that the child had reported durable, with exactly the state of that step.
+
+    python tests/crash/strace_campaign.py --all
+    python tests/crash/strace_campaign.py --sample 10 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unbroken
+
+# All system calls by which the engine changes files. strace counts calls a thread, so `when` is the n-th of some thread.
+SYSCALLS = ("fallocate", "pwrite64", "ftruncate", "fdatasync", "fsync", "renameat", "linkat", "unlinkat", "mkdirat", "mkdir")
+FAULTS = ("KILL", "EIO", "ENOSPC")
+# What these cannot say: a name or a sync has no need of space.
+IMPOSSIBLE = {("ENOSPC", call) for call in ("unlinkat", "ftruncate")}
+FIRST_STEPS, STEPS, SAVE_EVERY, KEEP = 6, 4, 2, 2
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One fault: the `when`-th `call` of a thread."""
+
+    call: str
+    when: int
+    fault: str
+
+    def injection(self) -> str:
+        what = f"signal={self.fault}" if self.fault == "KILL" else f"error={self.fault}"
+        return f"inject={self.call}:{what}:when={self.when}"
+
+
+def make_state() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {f"w{i}": torch.randn(40_000 + i, generator=generator) for i in range(4)}
+
+
+def train(state: dict[str, torch.Tensor], step: int) -> None:
+    """One step; the state after it is a function of the step's number."""
+    for i, tensor in enumerate(state.values()):
+        tensor.mul_(0.9).add_(float((step * 7 + i) % 11))
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    sha = hashlib.sha256()
+    for tensor in state.values():
+        sha.update(tensor.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def digests(steps: int) -> list[str]:
+    """Of the state after 0, 1, ... steps."""
+    state, found = make_state(), []
+    for step in range(1, steps + 2):
+        found.append(digest(state))
+        train(state, step)
+    return found
+
+
+def run(root: Path, report: Path, steps: int) -> None:
+    """The run: resumes, trains `steps` steps, saves, retains; says in `report` what became durable."""
+    state = make_state()
+    with unbroken.Checkpointer(root, state, keep=unbroken.Keep(last=KEEP), vote_timeout=SECONDS, signals=False) as run:
+        first = run.resume()
+        for step in range(first + 1, first + steps + 1):
+            train(state, step)
+            run.step()
+            if step % SAVE_EVERY == 0:
+                try:
+                    run.save().wait()
+                except unbroken.errors.Error:
+                    logging.getLogger(__name__).info("a save failed", exc_info=True)
+                    continue
+                with report.open("a") as file:
+                    file.write(f"{step}\n")
+
+
+def resume(root: Path, answer: Path) -> None:
+    """A fresh start: what it goes on from, and the state that it has then."""
+    state = make_state()
+    with unbroken.Checkpointer(root, state, signals=False) as run:
+        step = run.resume()
+    answer.write_text(json.dumps({"step": step, "digest": digest(state)}))
+
+
+def fork(work: Callable[[], Any]) -> int:
+    """A child that does `work` and exits with 0, with 1 when an error of the engine ended it, with 3 at any other."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except unbroken.errors.Error as error:
+        logging.getLogger(__name__).info("%s: %s", type(error).__name__, error)
+    except BaseException:  # noqa: BLE001  # the parent sees the exit code, the reader the trace
+        traceback.print_exc()
+        code = 3
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def await_exit(pid: int) -> int:
+    """The child's exit code, or minus the signal that ended it. TimeoutError when it hangs."""
+    deadline = time.monotonic() + 2 * SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise TimeoutError(f"process {pid} hung")
+
+
+def traced(work: Callable[[], Any], log: Path, *expressions: str) -> int:
+    """Runs `work` in a child below strace; returns how it ended."""
+    gate, opened = os.pipe()
+
+    def begin() -> None:
+        os.close(opened)  # the child's own end, without which the gate would never be seen closed
+        os.read(gate, 1)
+        work()
+
+    pid = fork(begin)
+    os.close(gate)
+    options = [word for expression in expressions for word in ("-e", expression)]
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-qq", "-y", "-o", str(log), *options, "-p", str(pid)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _await_tracer(pid, tracer)
+        os.close(opened)
+        return await_exit(pid)
+    finally:
+        tracer.wait(timeout=SECONDS)
+
+
+def _await_tracer(pid: int, tracer: subprocess.Popen[str]) -> None:
+    status = Path(f"/proc/{pid}/status")
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        found = re.search(r"TracerPid:\s+(\d+)", status.read_text())
+        if found and found[1] != "0":
+            return
+        if tracer.poll() is not None:
+            assert tracer.stderr is not None
+            raise RuntimeError(f"strace cannot attach: {tracer.stderr.read().strip()}")
+        time.sleep(0.002)
+    raise TimeoutError("strace did not attach")
+
+
+class Campaign:
+    """All points on copies of one prepared run."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.template = place / "template"
+        self.expected = digests(FIRST_STEPS + STEPS)
+        report = place / "template.report"
+        if await_exit(fork(lambda: run(self.template, report, FIRST_STEPS))) != 0:
+            raise RuntimeError("the run without a fault failed")
+
+    def points(self) -> list[Point]:
+        """Every call that a run without a fault makes, times every fault."""
+        root, log = self._copy("count"), self.place / "count.log"
+        code = traced(lambda: run(root, self.place / "count.report", STEPS), log, f"trace={','.join(SYSCALLS)}")
+        if code != 0:
+            raise RuntimeError(f"the traced run without a fault ended with {code}")
+        per_thread: collections.Counter[tuple[str, str]] = collections.Counter()
+        for line in log.read_text().splitlines():
+            if found := re.match(r"(\d+) +(\w+)\(", line):
+                per_thread[found[1], found[2]] += 1
+        most = {call: max((n for (_, name), n in per_thread.items() if name == call), default=0) for call in SYSCALLS}
+        shutil.rmtree(root)
+        return [
+            Point(call, when, fault)
+            for call, count in most.items()
+            for when in range(1, count + 1)
+            for fault in FAULTS
+            if (fault, call) not in IMPOSSIBLE
+        ]
+
+    def check(self, point: Point) -> str:
+        """Injects the fault; returns how the victim ended. AssertionError says what did not hold."""
+        name = f"{point.call}-{point.when}-{point.fault}"
+        root, report, log = self._copy(name), self.place / f"{name}.report", self.place / f"{name}.log"
+        code = traced(lambda: run(root, report, STEPS), log, f"trace={point.call}", point.injection())
+        assert code != 3, "an exception that is not the engine's ended the run"
+        if point.fault == "KILL":
+            assert code in (-signal.SIGKILL, 0), f"the victim ended with {code}"
+        durable = max([FIRST_STEPS, *map(int, report.read_text().split())] if report.exists() else [FIRST_STEPS])
+        first, second = (self._resume(root, name) for _ in range(2))
+        assert first["step"] >= durable, f"step {durable} was durable, the next start found {first['step']}"
+        assert first["digest"] == self.expected[first["step"]], f"the state of step {first['step']} has other bits"
+        assert first == second, f"two starts in a row found {first} and {second}"
+        shutil.rmtree(root)
+        log.unlink()
+        return "killed" if code < 0 else "went on" if code == 0 else "stopped with an error"
+
+    def _resume(self, root: Path, name: str) -> dict[str, Any]:
+        answer = self.place / f"{name}.answer"
+        answer.unlink(missing_ok=True)
+        code = await_exit(fork(lambda: resume(root, answer)))
+        assert code == 0, f"the next start ended with {code}"
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+    def _copy(self, name: str) -> Path:
+        root = self.place / name
+        shutil.copytree(self.template, root)
+        return root
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="every point")
+    which.add_argument("--sample", type=int, default=12, help="so many points")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="of the sample")
+    arguments = parser.parse_args()
+    if shutil.which("strace") is None:
+        print("strace is not installed: apt-get install strace", file=sys.stderr)
+        return 2
+    logging.getLogger("unbroken").setLevel(logging.CRITICAL)  # the faults are wanted
+    torch.set_num_threads(1)
+    ends: collections.Counter[tuple[str, str]] = collections.Counter()
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="unbroken-strace-") as place:
+        campaign = Campaign(Path(place))
+        points = campaign.points()
+        chosen = points if arguments.all else random.Random(arguments.seed).sample(points, min(arguments.sample, len(points)))
+        print(f"{len(chosen)} of {len(points)} points, seed {arguments.seed}", flush=True)
+        for point in chosen:
+            try:
+                ends[point.fault, campaign.check(point)] += 1
+            except (AssertionError, TimeoutError) as failure:
+                failures += 1
+                print(f"FAILED {point}: {failure}", flush=True)
+    for (fault, end), count in sorted(ends.items()):
+        print(f"{fault:7} {end:22} {count}")
+    print(f"{len(chosen) - failures} passed, {failures} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ namespace unbroken {
 struct SaverOptions {
   std::uint64_t rank = 0;
   std::uint64_t world_size = 1;
-  Keep keep;
+  Keep keep{};
   double vote_timeout_seconds = 600;
   double decision_timeout_seconds = 60;
 };

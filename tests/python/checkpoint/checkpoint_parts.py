@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "adamw-foreach": lambda params: torch.optim.AdamW(params, lr=1e-2, foreach=True),
     "adamw-fused": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
     "adamw-amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
-    "adamw-lr-tensor": lambda params: torch.optim.AdamW(params, lr=torch.tensor(1e-2), foreach=True),
+    "adamw-lr-tensor": lambda params: torch.optim.AdamW(params, lr=torch.tensor(1e-2)),
     "sgd": lambda params: torch.optim.SGD(params, lr=1e-2),
     "sgd-momentum": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-2),

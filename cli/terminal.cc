@@ -130,7 +130,7 @@ std::string format_age(std::int64_t time_ms, std::int64_t now_ms) {
   return seconds <= -1 ? "in " + amount : amount;
 }
 
-ProgressLine::ProgressLine(std::string title) : title_(printable(title)), shown_(::isatty(STDERR_FILENO) == 1) {}
+ProgressLine::ProgressLine(std::string_view title) : title_(printable(title)), shown_(::isatty(STDERR_FILENO) == 1) {}
 
 ProgressLine::~ProgressLine() {
   if (drawn_) std::fputs("\r\x1b[K", stderr);

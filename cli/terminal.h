@@ -40,7 +40,7 @@ std::string format_age(std::int64_t time_ms, std::int64_t now_ms);
 // One line on stderr that is written over, only where that is a terminal. Any thread.
 class ProgressLine {
  public:
-  explicit ProgressLine(std::string title);
+  explicit ProgressLine(std::string_view title);
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;

@@ -228,6 +228,9 @@ Status Image::await_staged(std::span<const std::byte> bytes) const {
 }
 
 Result<bool> Image::place_objects(std::span<const std::string_view> archives) {
+  if (!usable()) {
+    return make_error(Code::kInvalidArgument, "stage a checkpoint: this process is a fork of the one that made the arena");
+  }
   if (archives.size() != object_numbers_.size()) {
     return make_error(Code::kInvalidArgument, fmt::format("stage a checkpoint: {} objects for {} slots", archives.size(),
                                                           object_numbers_.size()));

@@ -59,9 +59,9 @@ std::uint64_t Permutation::forward(std::uint64_t value) const {
 std::uint64_t Permutation::backward(std::uint64_t value) const {
   std::uint64_t low = value & low_mask_;
   std::uint64_t high = value >> low_bits_;
-  for (int round = rounds_; round > 0; round -= 2) {
-    high ^= round_function(low, keys_[static_cast<std::size_t>(round - 1)]) & high_mask_;
-    low ^= round_function(high, keys_[static_cast<std::size_t>(round - 2)]) & low_mask_;
+  for (std::size_t round = rounds_; round > 0; round -= 2) {
+    high ^= round_function(low, keys_[round - 1]) & high_mask_;
+    low ^= round_function(high, keys_[round - 2]) & low_mask_;
   }
   return high << low_bits_ | low;
 }
@@ -93,9 +93,9 @@ inline void Permutation::forward_lanes(std::uint64_t* values) const {
     low[lane] = values[lane] & low_mask_;
     high[lane] = values[lane] >> low_bits_;
   }
-  for (int round = 0; round < rounds_; round += 2) {
-    const std::uint64_t first = keys_[static_cast<std::size_t>(round)];
-    const std::uint64_t second = keys_[static_cast<std::size_t>(round + 1)];
+  for (std::size_t round = 0; round < rounds_; round += 2) {
+    const std::uint64_t first = keys_[round];
+    const std::uint64_t second = keys_[round + 1];
 #pragma GCC unroll 4
     for (int lane = 0; lane < kLanes; ++lane) low[lane] ^= round_function(high[lane], first) & low_mask_;
 #pragma GCC unroll 4

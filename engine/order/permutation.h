@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -41,9 +42,9 @@ class Permutation {
   void fill(std::uint64_t first, std::span<std::uint64_t> out) const;
 
  private:
-  static constexpr int kRounds = 8;
-  static constexpr int kNarrowWidth = 16;   // below it, in bits, the halves are so small that 8 rounds leave a pattern
-  static constexpr int kNarrowRounds = 24;  // found by chi-squared tests of all permutations of 3 to 6 samples
+  static constexpr std::size_t kRounds = 8;
+  static constexpr int kNarrowWidth = 16;  // below it, in bits, the halves are so small that 8 rounds leave a pattern
+  static constexpr std::size_t kNarrowRounds = 24;  // found by chi-squared tests of all permutations of 3 to 6 samples
 
   explicit Permutation(const PermutationOptions& options);
 
@@ -54,7 +55,7 @@ class Permutation {
   void forward_block(std::span<std::uint64_t> values) const;
 
   std::uint64_t samples_;
-  int rounds_;
+  std::size_t rounds_;
   int low_bits_;  // the network's width, rounded up half of it; the high part has the rest
   std::uint64_t low_mask_;
   std::uint64_t high_mask_;

@@ -74,18 +74,17 @@ class CheckpointReader:
             for key, entry in self._metadata.state_dict_metadata.items()
         }
 
-    def _place(self, index: MetadataIndex) -> tuple[str, int, int]:
+    def _slot(self, index: MetadataIndex) -> _engine.Slot:
+        """Where an entry lies. .metadata and the manifest say both, and must agree."""
         info = (self._metadata.storage_data or {}).get(index)
         if info is None:
             raise DamagedError(f"{self.attempt}: .metadata does not say where {index.fqn!r} is")
-        return info.relative_path, info.offset, info.length
-
-    def _slot(self, file: str, offset: int) -> _engine.Slot:
+        file = info.relative_path
         if file not in self._slots:
             self._slots[file] = {slot.offset: slot for slot in self._reader.slots(file)}
-        slot = self._slots[file].get(offset)
-        if slot is None:
-            raise DamagedError(f"{self.attempt}: nothing begins at {offset} of {file}, where .metadata says so")
+        slot = self._slots[file].get(info.offset)
+        if slot is None or slot.length != info.length:
+            raise DamagedError(f"{self.attempt}: {index.fqn!r} is not in {file} where .metadata says")
         return slot
 
     def notes(self) -> Notes:
@@ -95,17 +94,17 @@ class CheckpointReader:
 
     def objects(self, keys: Sequence[str]) -> dict[str, Any]:
         """The objects of `keys`, read without running what they say."""
-        places = {key: self._place(MetadataIndex(key)) for key in keys}
-        memory = bytearray(sum(length for _, _, length in places.values()))
+        slots = {key: self._slot(MetadataIndex(key)) for key in keys}
+        memory = bytearray(sum(slot.length for slot in slots.values()))
         if not memory:
             return {}
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         ranges, at = [], 0
         where: dict[str, tuple[int, int]] = {}
-        for key, (file, offset, length) in places.items():
-            ranges.append(_Range(file, offset, length, base + at))
-            where[key] = (at, length)
-            at += length
+        for key, slot in slots.items():
+            ranges.append(_Range(slot.file, slot.offset, slot.length, base + at))
+            where[key] = (at, slot.length)
+            at += slot.length
         self._read(ranges)
         view = memoryview(memory)
         return {key: loads(key, view[at : at + length]) for key, (at, length) in where.items()}
@@ -155,16 +154,15 @@ class CheckpointReader:
         """The bytes that hold what `item` asks for: whole rows of the saved piece, and which part of them (or all)."""
         saved = self.saved[item.storage_index.fqn].tensor
         assert saved is not None
-        file, offset, length = self._place(item.storage_index)
-        slot = self._slot(file, offset)
+        slot = self._slot(item.storage_index)
         sizes = tuple(_chunk(saved, item.storage_index).sizes)
         itemsize = saved.properties.dtype.itemsize
-        if slot.length != length or slot.data_length != math.prod(sizes) * itemsize:
+        if slot.data_length != math.prod(sizes) * itemsize:
             raise DamagedError(f"{self.attempt}: {item.storage_index.fqn!r} is not as long as .metadata says")
         begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
         first, count = (begin[0], lengths[0]) if sizes else (0, 1)
         row = math.prod(sizes[1:]) * itemsize
-        one = _Range(file, offset + slot.data_offset + first * row, count * row, 0)
+        one = _Range(slot.file, slot.offset + slot.data_offset + first * row, count * row, 0)
         whole = lengths[1:] == sizes[1:]
         part = None if whole else [(0, count), *zip(begin[1:], lengths[1:], strict=True)]
         return one, _Rows((count, *sizes[1:]) if sizes else (), saved.properties.dtype), part

@@ -57,9 +57,9 @@ Result<StepDecision> Decider::decide(std::uint64_t step, const StepRequest& requ
                      {"attempt", decision->attempt},
                      {"sequence", decision->sequence},
                      {"plan_anew", decision->plan_anew}};
-  forget_old_keys();
-  posted_.push_back(key("decision", number));
-  UNBROKEN_TRY(board_.set(posted_.back(), note.dump()));
+  forget_old_keys(step);
+  posted_.push_back({step, key("decision", number)});
+  UNBROKEN_TRY(board_.set(posted_.back().key, note.dump()));
   return decision;
 }
 
@@ -69,10 +69,10 @@ Status Decider::post_events(std::uint64_t step, const StepRequest& request) {
     // Of several ranks the first fixes the step; where a save was announced already, the stop follows it.
     UNBROKEN_ASSIGN(const std::string there, board_.set_if_absent(next, kStop));
     stop_posted_ = there == kStop;
-    posted_.push_back(next);
+    posted_.push_back({step + 1, next});
   } else if (coordinator() && request.wanted && !request.busy) {
     UNBROKEN_ASSIGN([[maybe_unused]] const std::string there, board_.set_if_absent(next, kSave));
-    posted_.push_back(next);
+    posted_.push_back({step + 1, next});
   }
   return {};
 }
@@ -125,11 +125,16 @@ Result<bool> Decider::others_busy(Deadline deadline) {
   return !awaited_.empty();
 }
 
-void Decider::forget_old_keys() {
-  // What was posted before the last decision but one has been read by all ranks: they have taken part in the last one.
-  if (!posted_before_.empty()) board_.erase(posted_before_).ignore("old keys only take memory");
-  posted_before_ = std::move(posted_);
-  posted_.clear();
+void Decider::forget_old_keys(std::uint64_t step) {
+  // A rank that is at this step has seen all others leave the last one, so all have read what was meant for the one before. A
+  // note for this very step may be unread: other ranks are still on their way to it.
+  std::vector<std::string> old;
+  std::erase_if(posted_, [&](const Posted& posted) {
+    if (posted.step + 1 >= step) return false;
+    old.push_back(posted.key);
+    return true;
+  });
+  if (!old.empty()) board_.erase(old).ignore("old keys only take memory");
 }
 
 }  // namespace unbroken

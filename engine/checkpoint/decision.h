@@ -53,7 +53,7 @@ class Decider {
   Result<StepDecision> make_decision(const StepRequest& request, bool stopping);
   Result<StepDecision> hear_decision(std::uint64_t step, std::uint64_t number);
   Result<bool> others_busy(Deadline deadline);
-  void forget_old_keys();
+  void forget_old_keys(std::uint64_t step);
 
   Board& board_;
   LifeContext life_;
@@ -62,8 +62,11 @@ class Decider {
   std::uint64_t sequence_ = 0;
   bool stop_posted_ = false;
   std::vector<std::string> awaited_;      // keys that busy ranks will set
-  std::vector<std::string> posted_;       // coordinator: keys since the last decision but one
-  std::vector<std::string> posted_before_;
+  struct Posted {
+    std::uint64_t step = 0;  // at which the ranks read it
+    std::string key;
+  };
+  std::vector<Posted> posted_;  // coordinator: not forgotten yet
 };
 
 }  // namespace unbroken

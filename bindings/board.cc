@@ -1,10 +1,11 @@
+#include "base/board.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/trampoline.h>
 
-#include "base/board.h"
 #include "base/memory_board.h"
 #include "bindings/errors.h"
 
@@ -114,15 +115,24 @@ void bind_board(nb::module_& module) {
       .def(nb::init<>());
   nb::class_<MemoryBoard, Board>(module, "MemoryBoard", "A board for a world of one.")
       .def(nb::init<>())
-      .def("set", [](MemoryBoard& self, const std::string& key, const nb::bytes& value) {
-             unwrap(self.set(key, to_text(value)));
-           }, "key"_a, "value"_a)
-      .def("get", [](MemoryBoard& self, const std::vector<std::string>& keys) { return to_list(unwrap(self.get(keys))); },
-           "keys"_a)
-      .def("set_if_absent", [](MemoryBoard& self, const std::string& key, const nb::bytes& value) {
-             return to_bytes(unwrap(self.set_if_absent(key, to_text(value))));
-           }, "key"_a, "value"_a)
-      .def("erase", [](MemoryBoard& self, const std::vector<std::string>& keys) { unwrap(self.erase(keys)); }, "keys"_a)
+      .def(
+          "set",
+          [](MemoryBoard& self, const std::string& key, const nb::bytes& value) {
+            unwrap(self.set(key, to_text(value)));
+          },
+          "key"_a, "value"_a)
+      .def(
+          "get",
+          [](MemoryBoard& self, const std::vector<std::string>& keys) { return to_list(unwrap(self.get(keys))); },
+          "keys"_a)
+      .def(
+          "set_if_absent",
+          [](MemoryBoard& self, const std::string& key, const nb::bytes& value) {
+            return to_bytes(unwrap(self.set_if_absent(key, to_text(value))));
+          },
+          "key"_a, "value"_a)
+      .def(
+          "erase", [](MemoryBoard& self, const std::vector<std::string>& keys) { unwrap(self.erase(keys)); }, "keys"_a)
       .def("__len__", &MemoryBoard::size);
   module.def("board_wait", &wait, "board"_a, "key"_a, "timeout_seconds"_a,
              "What `key` holds, once it is set. DeadlineError when it is not in time.");

@@ -31,7 +31,8 @@ Image build(ImageBuilder& builder) {
   return unwrap(std::move(builder).build(kFaultThreads));
 }
 
-void stage(Image& image, const std::vector<std::tuple<std::size_t, std::uintptr_t, std::uint64_t>>& copies, int threads) {
+void stage(Image& image, const std::vector<std::tuple<std::size_t, std::uintptr_t, std::uint64_t>>& copies,
+           int threads) {
   const nb::gil_scoped_release released;
   std::vector<CopyIn> plan;
   plan.reserve(copies.size());
@@ -50,28 +51,45 @@ bool place_objects(Image& image, const std::vector<nb::bytes>& archives) {
 void bind_image(nb::module_& module) {
   nb::class_<PlacedSlot>(module, "Slot", "Where one archive lies in a shard file. Bytes.")
       .def_prop_ro("file", [](const PlacedSlot& self) { return self.file; })
-      .def_prop_ro("offset", [](const PlacedSlot& self) { return self.slot.offset; }, "Of the archive in the file.")
-      .def_prop_ro("length", [](const PlacedSlot& self) { return self.slot.length; }, "Of the archive.")
-      .def_prop_ro("data_offset", [](const PlacedSlot& self) { return self.slot.data_offset; },
-                   "Of the tensor's bytes in the archive; 0 for an object.")
-      .def_prop_ro("data_length", [](const PlacedSlot& self) { return self.slot.data_length; },
-                   "Of the tensor's bytes; 0 for an object.");
-  nb::class_<ImageBuilder>(module, "ImageBuilder", "Collects the slots of a rank's image, numbered from 0 as they are added.")
-      .def("__init__", [](ImageBuilder* self, std::uint64_t rank, std::uint64_t max_file_bytes) {
-             new (self) ImageBuilder(rank, max_file_bytes);
-           }, "rank"_a, nb::kw_only(), "max_file_bytes"_a = kMaxFileBytes)
-      .def("add_tensor", [](ImageBuilder& self, const nb::bytes& head, std::uint64_t data_length, const nb::bytes& tail) {
-             return unwrap(self.add_tensor(std::string(view_of(head)), data_length, std::string(view_of(tail))));
-           }, "head"_a, "data_length"_a, "tail"_a, "A slot for a tensor: its archive before and after the tensor's bytes.")
-      .def("add_object", &ImageBuilder::add_object, "capacity_hint"_a, "A slot for an object whose archive takes so much now.")
+      .def_prop_ro(
+          "offset", [](const PlacedSlot& self) { return self.slot.offset; }, "Of the archive in the file.")
+      .def_prop_ro(
+          "length", [](const PlacedSlot& self) { return self.slot.length; }, "Of the archive.")
+      .def_prop_ro(
+          "data_offset", [](const PlacedSlot& self) { return self.slot.data_offset; },
+          "Of the tensor's bytes in the archive; 0 for an object.")
+      .def_prop_ro(
+          "data_length", [](const PlacedSlot& self) { return self.slot.data_length; },
+          "Of the tensor's bytes; 0 for an object.");
+  nb::class_<ImageBuilder>(module, "ImageBuilder",
+                           "Collects the slots of a rank's image, numbered from 0 as they are added.")
+      .def(
+          "__init__",
+          [](ImageBuilder* self, std::uint64_t rank, std::uint64_t max_file_bytes) {
+            new (self) ImageBuilder(rank, max_file_bytes);
+          },
+          "rank"_a, nb::kw_only(), "max_file_bytes"_a = kMaxFileBytes)
+      .def(
+          "add_tensor",
+          [](ImageBuilder& self, const nb::bytes& head, std::uint64_t data_length, const nb::bytes& tail) {
+            return unwrap(self.add_tensor(std::string(view_of(head)), data_length, std::string(view_of(tail))));
+          },
+          "head"_a, "data_length"_a, "tail"_a, "A slot for a tensor: its archive before and after the tensor's bytes.")
+      .def("add_object", &ImageBuilder::add_object, "capacity_hint"_a,
+           "A slot for an object whose archive takes so much now.")
       .def("build", &build, "Allocates and pre-faults the memory; the builder is empty afterwards.");
-  nb::class_<Image>(module, "Image", "A rank's shard files in memory. One thread at a time; of no use in a forked child.")
+  nb::class_<Image>(module, "Image",
+                    "A rank's shard files in memory. One thread at a time; of no use in a forked child.")
       .def_prop_ro("arena_bytes", [](const Image& self) { return self.arena().size(); })
       .def("arena_address", [](const Image& self) { return reinterpret_cast<std::uintptr_t>(self.arena().data()); })
-      .def("slot", [](const Image& self, std::size_t number) { return self.slot(number); }, "number"_a)
-      .def("address", [](const Image& self, std::size_t number) {
-             return reinterpret_cast<std::uintptr_t>(self.data(number).data());
-           }, "number"_a, "Where the data of a tensor's slot goes.")
+      .def(
+          "slot", [](const Image& self, std::size_t number) { return self.slot(number); }, "number"_a)
+      .def(
+          "address",
+          [](const Image& self, std::size_t number) {
+            return reinterpret_cast<std::uintptr_t>(self.data(number).data());
+          },
+          "number"_a, "Where the data of a tensor's slot goes.")
       .def("stage", &stage, "copies"_a, nb::kw_only(), "threads"_a = 2,
            "Copies host memory into slots: (slot number, address, bytes) each. Without the GIL.")
       .def("begin_staging", &Image::begin_staging,
@@ -101,7 +119,8 @@ std::vector<PlacedSlot> slots_of(const ReaderHandle& self, const std::string& fi
 }
 
 void read(const ReaderHandle& self,
-          const std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, std::uintptr_t>>& ranges, int threads) {
+          const std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, std::uintptr_t>>& ranges,
+          int threads) {
   const nb::gil_scoped_release released;
   std::vector<ReadRange> plan;
   plan.reserve(ranges.size());
@@ -126,12 +145,17 @@ std::string find(const StoreHandle& store, std::optional<std::uint64_t> step) {
 }
 
 void bind_reader(nb::module_& module) {
-  nb::class_<ReaderHandle>(module, "AttemptReader", "Verified reads of one attempt. Thread-safe; blocks without the GIL.")
-      .def("__init__", [](ReaderHandle* self, const StoreHandle& store, const std::string& attempt) {
-             new (self) ReaderHandle(open_reader(store, attempt));
-           }, "store"_a, "attempt"_a)
-      .def("manifest", [](const ReaderHandle& self) { return manifest_body(self.reader->manifest()); },
-           "The root of the manifest, as JSON.")
+  nb::class_<ReaderHandle>(module, "AttemptReader",
+                           "Verified reads of one attempt. Thread-safe; blocks without the GIL.")
+      .def(
+          "__init__",
+          [](ReaderHandle* self, const StoreHandle& store, const std::string& attempt) {
+            new (self) ReaderHandle(open_reader(store, attempt));
+          },
+          "store"_a, "attempt"_a)
+      .def(
+          "manifest", [](const ReaderHandle& self) { return manifest_body(self.reader->manifest()); },
+          "The root of the manifest, as JSON.")
       .def("metadata", &metadata_of, "The bytes of `.metadata`, verified.")
       .def("slots", &slots_of, "file"_a, "The archives in a shard file, by rising offset.")
       .def("read", &read, "ranges"_a, nb::kw_only(), "threads"_a = 2,
@@ -146,7 +170,8 @@ Verdict verdict_of(const std::string& name) {
   if (name == "damaged") return Verdict::kDamaged;
   if (name == "unreachable") return Verdict::kUnreachable;
   if (name == "failed") return Verdict::kFailed;
-  throw EngineException(make_error(Code::kInvalidArgument, "a verdict is loaded, damaged, unreachable or failed, not " + name));
+  throw EngineException(
+      make_error(Code::kInvalidArgument, "a verdict is loaded, damaged, unreachable or failed, not " + name));
 }
 
 struct RecoveryHandle {
@@ -167,31 +192,47 @@ void bind_recovery(nb::module_& module) {
       .def_prop_ro("step", [](const Start& self) { return self.key.step; })
       .def_ro("attempt", &Start::attempt, "The checkpoint's directory; empty when fresh.")
       .def_ro("manifest", &Start::manifest, "The root of its manifest, as JSON; empty when fresh.")
-      .def_prop_ro("refused", [](const Start& self) {
-        std::vector<std::tuple<std::string, std::string>> refused;
-        for (const auto& refusal : self.refused) refused.emplace_back(refusal.attempt, refusal.reason);
-        return refused;
-      }, "(attempt, reason) of each checkpoint that this start refused.")
+      .def_prop_ro(
+          "refused",
+          [](const Start& self) {
+            std::vector<std::tuple<std::string, std::string>> refused;
+            for (const auto& refusal : self.refused) refused.emplace_back(refusal.attempt, refusal.reason);
+            return refused;
+          },
+          "(attempt, reason) of each checkpoint that this start refused.")
       .def_ro("account", &Start::account, "What was chosen and why, in sentences.");
   nb::class_<RecoveryHandle>(module, "Recovery", "One start of a run, on one rank. The training thread only.")
-      .def("__init__", [](RecoveryHandle* self, const StoreHandle& store, nb::object board, std::uint64_t rank,
-                          std::uint64_t world_size, const std::string& host, std::optional<std::uint64_t> step,
-                          bool allow_fresh, double timeout_seconds) {
-             new (self) RecoveryHandle(store, std::move(board), {.rank = rank, .world_size = world_size, .host = host,
-                                                                 .step = step, .allow_fresh = allow_fresh,
-                                                                 .timeout_seconds = timeout_seconds});
-           }, "store"_a, "board"_a, nb::kw_only(), "rank"_a, "world_size"_a, "host"_a, "step"_a = nb::none(),
-           "allow_fresh"_a = false, "timeout_seconds"_a = 300.0)
-      .def("begin", [](RecoveryHandle& self) {
-        const nb::gil_scoped_release released;
-        return unwrap(self.recovery.begin());
-      }, "Chooses, and records the new life; the same answer on all ranks.")
-      .def("settle", [](RecoveryHandle& self, const std::string& verdict, const std::string& reason) {
-        const Verdict parsed = verdict_of(verdict);
-        const nb::gil_scoped_release released;
-        return unwrap(self.recovery.settle(parsed, reason));
-      }, "verdict"_a, "reason"_a = "",
-      "After the load, on all ranks. None: go on. A Start: drop what was loaded and load that. Raises: all stop.");
+      .def(
+          "__init__",
+          [](RecoveryHandle* self, const StoreHandle& store, nb::object board, std::uint64_t rank,
+             std::uint64_t world_size, const std::string& host, std::optional<std::uint64_t> step, bool allow_fresh,
+             double timeout_seconds) {
+            new (self) RecoveryHandle(store, std::move(board),
+                                      {.rank = rank,
+                                       .world_size = world_size,
+                                       .host = host,
+                                       .step = step,
+                                       .allow_fresh = allow_fresh,
+                                       .timeout_seconds = timeout_seconds});
+          },
+          "store"_a, "board"_a, nb::kw_only(), "rank"_a, "world_size"_a, "host"_a, "step"_a = nb::none(),
+          "allow_fresh"_a = false, "timeout_seconds"_a = 300.0)
+      .def(
+          "begin",
+          [](RecoveryHandle& self) {
+            const nb::gil_scoped_release released;
+            return unwrap(self.recovery.begin());
+          },
+          "Chooses, and records the new life; the same answer on all ranks.")
+      .def(
+          "settle",
+          [](RecoveryHandle& self, const std::string& verdict, const std::string& reason) {
+            const Verdict parsed = verdict_of(verdict);
+            const nb::gil_scoped_release released;
+            return unwrap(self.recovery.settle(parsed, reason));
+          },
+          "verdict"_a, "reason"_a = "",
+          "After the load, on all ranks. None: go on. A Start: drop what was loaded and load that. Raises: all stop.");
 }
 
 struct SaverHandle {
@@ -240,15 +281,18 @@ SaveOutcome commit(SaverHandle& self, const Image* image, std::uint64_t step, co
 
 void bind_saver(nb::module_& module) {
   nb::class_<StepDecision>(module, "StepDecision", "What happens at the end of a step; the same on all ranks.")
-      .def_prop_ro("action", [](const StepDecision& self) { return std::string(action_name(self.action)); },
-                   "none, save, deferred, or stop (save now, then leave).")
+      .def_prop_ro(
+          "action", [](const StepDecision& self) { return std::string(action_name(self.action)); },
+          "none, save, deferred, or stop (save now, then leave).")
       .def_ro("attempt", &StepDecision::attempt)
       .def_ro("sequence", &StepDecision::sequence)
       .def_ro("plan_anew", &StepDecision::plan_anew, "All ranks plan anew before this save.");
   nb::class_<SaveOutcome>(module, "SaveOutcome", "What became of one save.")
-      .def_prop_ro("state", [](const SaveOutcome& self) { return std::string(outcome_name(self.state)); },
-                   "durable, failed or unknown.")
-      .def_prop_ro("code", [](const SaveOutcome& self) { return std::string(code_name(self.code)); }, "The kind of a failure.")
+      .def_prop_ro(
+          "state", [](const SaveOutcome& self) { return std::string(outcome_name(self.state)); },
+          "durable, failed or unknown.")
+      .def_prop_ro(
+          "code", [](const SaveOutcome& self) { return std::string(code_name(self.code)); }, "The kind of a failure.")
       .def_ro("reason", &SaveOutcome::reason, "Empty when durable; names ranks and causes.")
       .def_ro("attempt_path", &SaveOutcome::attempt_path)
       .def_ro("bytes", &SaveOutcome::bytes, "Written by this rank.")
@@ -256,31 +300,46 @@ void bind_saver(nb::module_& module) {
       .def_ro("commit_seconds", &SaveOutcome::commit_seconds)
       .def_ro("structure_differs", &SaveOutcome::structure_differs, "The next save must plan anew.");
   nb::class_<SaverHandle>(module, "Saver", "The saves of one life on one rank.")
-      .def("__init__", [](SaverHandle* self, const StoreHandle& store, nb::object board, const Start& start,
-                          std::uint64_t rank, std::uint64_t world_size, std::uint64_t keep_last,
-                          std::uint64_t keep_every_steps, double vote_timeout_seconds, double decision_timeout_seconds) {
-             new (self) SaverHandle(store, std::move(board), start,
-                                    {.rank = rank, .world_size = world_size,
-                                     .keep = {.last = keep_last, .every_steps = keep_every_steps},
-                                     .vote_timeout_seconds = vote_timeout_seconds,
-                                     .decision_timeout_seconds = decision_timeout_seconds});
-           }, "store"_a, "board"_a, "start"_a, nb::kw_only(), "rank"_a, "world_size"_a, "keep_last"_a = 0,
-           "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0)
-      .def("decide", [](SaverHandle& self, std::uint64_t step, bool due, bool wanted, bool stop, bool busy,
-                        bool is_explicit, bool plan_anew) {
-        const nb::gil_scoped_release released;
-        return unwrap(self.saver.decide(step, {.due = due, .wanted = wanted, .stop = stop, .busy = busy,
-                                               .is_explicit = is_explicit, .plan_anew = plan_anew}));
-      }, "step"_a, nb::kw_only(), "due"_a, "wanted"_a = false, "stop"_a = false, "busy"_a = false, "explicit"_a = false,
-      "plan_anew"_a = false, "At the end of every step, on every rank, on the training thread.")
+      .def(
+          "__init__",
+          [](SaverHandle* self, const StoreHandle& store, nb::object board, const Start& start, std::uint64_t rank,
+             std::uint64_t world_size, std::uint64_t keep_last, std::uint64_t keep_every_steps,
+             double vote_timeout_seconds, double decision_timeout_seconds) {
+            new (self) SaverHandle(store, std::move(board), start,
+                                   {.rank = rank,
+                                    .world_size = world_size,
+                                    .keep = {.last = keep_last, .every_steps = keep_every_steps},
+                                    .vote_timeout_seconds = vote_timeout_seconds,
+                                    .decision_timeout_seconds = decision_timeout_seconds});
+          },
+          "store"_a, "board"_a, "start"_a, nb::kw_only(), "rank"_a, "world_size"_a, "keep_last"_a = 0,
+          "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0)
+      .def(
+          "decide",
+          [](SaverHandle& self, std::uint64_t step, bool due, bool wanted, bool stop, bool busy, bool is_explicit,
+             bool plan_anew) {
+            const nb::gil_scoped_release released;
+            return unwrap(self.saver.decide(step, {.due = due,
+                                                   .wanted = wanted,
+                                                   .stop = stop,
+                                                   .busy = busy,
+                                                   .is_explicit = is_explicit,
+                                                   .plan_anew = plan_anew}));
+          },
+          "step"_a, nb::kw_only(), "due"_a, "wanted"_a = false, "stop"_a = false, "busy"_a = false,
+          "explicit"_a = false, "plan_anew"_a = false,
+          "At the end of every step, on every rank, on the training thread.")
       .def("commit", &commit, "image"_a.none(), nb::kw_only(), "step"_a, "attempt"_a, "sequence"_a, "structure"_a,
            "object_slots"_a = nb::none(), "metadata"_a = nb::none(), "mesh"_a = "null", "loader"_a = "null",
            "versions"_a = "{}", "failure"_a = "",
            "Writes, votes, commits; blocks, without the GIL, until the outcome is known.")
-      .def("retain", [](SaverHandle& self) {
-        const nb::gil_scoped_release released;
-        return unwrap(self.saver.retain());
-      }, "After a durable save: removes what need not be kept; returns the directories.");
+      .def(
+          "retain",
+          [](SaverHandle& self) {
+            const nb::gil_scoped_release released;
+            return unwrap(self.saver.retain());
+          },
+          "After a durable save: removes what need not be kept; returns the directories.");
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include "store/store.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -5,7 +7,6 @@
 
 #include "bindings/errors.h"
 #include "bindings/handles.h"
-#include "store/store.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -39,12 +40,14 @@ std::vector<std::string> list(const StoreHandle& self, const std::string& path) 
 }  // namespace
 
 void bind_store(nb::module_& module) {
-  nb::class_<StoreHandle>(module, "Store", "A place for objects under one root. Thread-safe; blocks for I/O without the GIL.")
-      .def_prop_ro("url", [](const StoreHandle& self) { return std::string(self.store->url()); },
-                   "Where it is, without credentials.")
-      .def_prop_ro("create_if_absent",
-                   [](const StoreHandle& self) { return self.store->abilities().create_if_absent; },
-                   "Whether of several callers that create one name exactly one wins.")
+  nb::class_<StoreHandle>(module, "Store",
+                          "A place for objects under one root. Thread-safe; blocks for I/O without the GIL.")
+      .def_prop_ro(
+          "url", [](const StoreHandle& self) { return std::string(self.store->url()); },
+          "Where it is, without credentials.")
+      .def_prop_ro(
+          "create_if_absent", [](const StoreHandle& self) { return self.store->abilities().create_if_absent; },
+          "Whether of several callers that create one name exactly one wins.")
       .def("read", &read, "path"_a, "limit"_a = kReadLimit, "The whole object, of at most `limit` bytes.")
       .def("list", &list, "path"_a, "The names in a directory, sorted.");
   module.def("open_store", &open, "url"_a, nb::kw_only(), "create"_a = false,

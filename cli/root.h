@@ -32,8 +32,8 @@ Trouble unreadable(Error error);
 // Says it on stderr; the exit code.
 int report(const Trouble& trouble);
 
-// One directory of an attempt. Unlike the engine's catalog, which a start trusts, a listing shows what it can: an attempt
-// that cannot be looked at is a row, too.
+// One directory of an attempt. Unlike the engine's catalog, which a start trusts, a listing shows what it can: an
+// attempt that cannot be looked at is a row, too.
 struct Row {
   AttemptInfo info;
   std::optional<Error> unreadable{};

@@ -12,8 +12,8 @@
 
 namespace unbroken::cli {
 
-// Names of files and texts in JSON come from outside. Control characters, what reverses or hides text, and bytes that are
-// not UTF-8 become visible escapes (\n, \x1b, \u202e), so that no name can move the cursor or fake a line.
+// Names of files and texts in JSON come from outside. Control characters, what reverses or hides text, and bytes that
+// are not UTF-8 become visible escapes (\n, \x1b, \u202e), so that no name can move the cursor or fake a line.
 std::string printable(std::string_view text);
 
 // How many columns of a terminal a printable text takes, as far as that can be told from code points.

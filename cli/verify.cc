@@ -232,7 +232,8 @@ Outcome<Target> find_target(const VerifyOptions& options) {
 bool is_failure(const Verified& verified, bool all) {
   if (verified.verdict == Verdict::kVerified) return false;
   if (verified.verdict != Verdict::kNotVerified) return true;
-  // Among all, what was never committed or has been retired is no fault; asked for by name, it is not what was hoped for.
+  // Among all, what was never committed or has been retired is no fault; asked for by name, it is not what was hoped
+  // for.
   return !all || verified.row.info.state == AttemptState::kUnsupported;
 }
 

@@ -8,8 +8,8 @@
 
 namespace unbroken {
 
-// Calls work(i) for every i in [0, count), on up to `threads` threads including the caller's. After the first error no new
-// piece is started; that error is returned once all running ones have ended. Pieces are taken in rising order.
+// Calls work(i) for every i in [0, count), on up to `threads` threads including the caller's. After the first error no
+// new piece is started; that error is returned once all running ones have ended. Pieces are taken in rising order.
 Status parallel_for(std::size_t count, int threads, const std::function<Status(std::size_t)>& work);
 
 }  // namespace unbroken

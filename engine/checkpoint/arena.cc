@@ -47,7 +47,8 @@ Result<Arena> Arena::create(std::size_t bytes, int threads) {
   arena.size_ = size;
   arena.owner_ = ::getpid();
   ::madvise(arena.data_, size, MADV_HUGEPAGE);  // a wish: without it the arena is slower, not wrong
-  if (::madvise(arena.data_, size, MADV_DONTFORK) != 0) return errno_error(errno, "keep out of forks", "staging memory");
+  if (::madvise(arena.data_, size, MADV_DONTFORK) != 0)
+    return errno_error(errno, "keep out of forks", "staging memory");
 
   const std::size_t share = align_up(size / static_cast<std::size_t>(std::max(threads, 1)) + 1, kHugePage);
   std::vector<std::jthread> workers;

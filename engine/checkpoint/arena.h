@@ -1,9 +1,9 @@
-// Memory for staging: allocated, pre-faulted and kept once, so that a save never pays for page faults (fresh memory costs
-// about nine times a memcpy).
+// Memory for staging: allocated, pre-faulted and kept once, so that a save never pays for page faults (fresh memory
+// costs about nine times a memcpy).
 //
 // Anonymous private memory with huge pages where they are to be had (MADV_HUGEPAGE), kept out of forked children
-// (MADV_DONTFORK: a forked loader worker would otherwise turn every later copy into page faults, and direct I/O on private
-// memory across a fork is unsafe). Address and size are multiples of 2 MiB.
+// (MADV_DONTFORK: a forked loader worker would otherwise turn every later copy into page faults, and direct I/O on
+// private memory across a fork is unsafe). Address and size are multiples of 2 MiB.
 // Threads: the memory is the caller's to share. It belongs to the process that made it: usable() is false in a child.
 // Errors: kUnavailable when the memory is not to be had, with the size. Crash: nothing is left.
 #pragma once

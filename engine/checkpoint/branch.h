@@ -1,8 +1,8 @@
 // Which checkpoints belong to the history that a run stands on. Pure functions; no I/O, no clock.
 //
-// A process thought dead can still finish a save, so "newest" alone is wrong. An attempt is *on the branch* when its life
-// has a record, and its key is at most that of the start of every later life (a fresh start is below every checkpoint).
-// So a step that was once given up never comes back, whichever node returns with it.
+// A process thought dead can still finish a save, so "newest" alone is wrong. An attempt is *on the branch* when its
+// life has a record, and its key is at most that of the start of every later life (a fresh start is below every
+// checkpoint). So a step that was once given up never comes back, whichever node returns with it.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ BranchVerdict judge_branch(const AttemptKey& key, std::string_view run_id, std::
 // The run that the records speak of: of the newest that can be read. Empty when there is none.
 std::optional<std::string> run_id_of(std::span<const GenerationEntry> generations);
 
-// All refusals in all records: attempt -> reason.
+// All refusals since the newest fresh start; those before it are of checkpoints that it gave up.
 std::vector<Refusal> all_refusals(std::span<const GenerationEntry> generations);
 
 // Whether the records say that some checkpoint was complete since the newest fresh start.

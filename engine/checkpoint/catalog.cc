@@ -63,8 +63,9 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
   const auto named = parse_attempt_directory(info.name);
   if (named && (info.manifest->key.step != named->step || info.manifest->key.generation != named->generation ||
                 info.manifest->attempt != named->attempt)) {
-    return make_error(Code::kDamaged, fmt::format("{}: the manifest is that of {}; the directory was renamed", info.name,
-                                                  attempt_directory(info.manifest->key, info.manifest->attempt)));
+    return make_error(Code::kDamaged,
+                      fmt::format("{}: the manifest is that of {}; the directory was renamed", info.name,
+                                  attempt_directory(info.manifest->key, info.manifest->attempt)));
   }
   info.key = info.manifest->key;
   const BranchVerdict verdict = judge_branch(info.key, info.manifest->run_id, info.manifest->life_id, generations);
@@ -124,8 +125,10 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
   if (!info.has_marker) {
     set_state(info, AttemptState::kIncomplete, "no marker: the save was not committed");
   } else if (!sizes.contains(kManifestName)) {
-    if (named) set_state(info, AttemptState::kDamaged, fmt::format("{}/{} is missing", name, kManifestName));
-    else set_state(info, AttemptState::kForeign, "a DCP checkpoint that Unbroken did not write");
+    if (named)
+      set_state(info, AttemptState::kDamaged, fmt::format("{}/{} is missing", name, kManifestName));
+    else
+      set_state(info, AttemptState::kForeign, "a DCP checkpoint that Unbroken did not write");
   } else if (const Status status = inspect_committed(store, sizes, generations, depth, progress, info); !status) {
     if (status.error().code == Code::kUnsupported) {
       set_state(info, AttemptState::kUnsupported, status.error().message);
@@ -135,7 +138,8 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
       return status.error();
     }
   }
-  if (sizes.contains(kRetiredName)) set_state(info, AttemptState::kRetired, "retired by retention; it is about to be removed");
+  if (sizes.contains(kRetiredName))
+    set_state(info, AttemptState::kRetired, "retired by retention; it is about to be removed");
   return info;
 }
 

@@ -1,7 +1,7 @@
 // What lies under a run root: attempts and their states, records of lives.
 //
-// Reads only; claims nothing and changes nothing. Threads: any. Blocking: I/O. Errors: kUnavailable and kPermission end the
-// listing (an attempt that cannot be looked at is never called absent); damage is a state, not an error.
+// Reads only; claims nothing and changes nothing. Threads: any. Blocking: I/O. Errors: kUnavailable and kPermission end
+// the listing (an attempt that cannot be looked at is never called absent); damage is a state, not an error.
 #pragma once
 
 #include <cstdint>
@@ -42,11 +42,11 @@ struct AttemptInfo {
   std::string name;  // the directory
   AttemptKey key{};  // the sequence is 0 where the manifest cannot be read
   AttemptState state = AttemptState::kIncomplete;
-  std::string reason{};       // why it is not complete; names the file
+  std::string reason{};  // why it is not complete; names the file
   bool has_marker = false;
-  bool has_record = false;    // the life that wrote it has a record here
+  bool has_record = false;  // the life that wrote it has a record here
   bool on_branch = false;
-  std::uint64_t bytes = 0;    // of all files in the directory
+  std::uint64_t bytes = 0;  // of all files in the directory
   std::uint64_t files = 0;
   std::optional<Manifest> manifest{};
 };
@@ -64,8 +64,8 @@ Result<Catalog> read_catalog(Store& store, Depth depth);
 Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::span<const GenerationEntry> generations,
                                     Depth depth, const Progress& progress = {});
 
-// The newest complete attempt on the branch, or the newest of that step; checked to kLengths; damaged ones are passed over.
-// kNotFound listing what was passed over and why; kUnsupported when the newest is of a newer format.
+// The newest complete attempt on the branch, or the newest of that step; checked to kLengths; damaged ones are passed
+// over. kNotFound listing what was passed over and why; kUnsupported when the newest is of a newer format.
 Result<AttemptInfo> find_attempt(Store& store, std::optional<std::uint64_t> step);
 
 }  // namespace unbroken

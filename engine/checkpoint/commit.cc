@@ -1,26 +1,26 @@
 // The commit protocol. Before step 6 is done the checkpoint does not exist; after it, it is whole.
 //
-//   1. The coordinator has posted that a save is due at this step, with the attempt's random id (decision.cc). The id makes
-//      a directory of its own for every attempt: two tries at one step never share a file or contest a marker.
-//   2. Every rank writes its shard files and then its part of the manifest, to the end, bytes durable. An error, that of
-//      the final sync included, condemns the attempt: it is never tried again on the same file, because a failed fsync says
-//      nothing about what a second one means.
-//   3. Every rank makes the directory's entries durable, and the directory's own name in the root. Without this step the
-//      marker could outlive the files it vouches for.
-//   4. Every rank votes on the board: hash of the structure, length and checksum of its part, or its error. The coordinator
-//      waits with a deadline, so it knows who failed, who is missing and who differs; any of these fails the attempt, on
-//      all ranks, by name.
+//   1. The coordinator has posted that a save is due at this step, with the attempt's random id (decision.cc). The id
+//      makes a directory of its own for every attempt: two tries at one step never share a file or contest a marker.
+//   2. Every rank writes its shard files and then its part of the manifest, to the end, bytes durable. An error, that
+//      of the final sync included, condemns the attempt: it is never tried again on the same file, because a failed
+//      fsync says nothing about what a second one means.
+//   3. Every rank makes the directory's entries durable, and the directory's own name in the root. Without this step
+//      the marker could outlive the files it vouches for.
+//   4. Every rank votes on the board: hash of the structure, length and checksum of its part, or its error. The
+//      coordinator waits with a deadline, so it knows who failed, who is missing and who differs; any of these fails
+//      the attempt, on all ranks, by name.
 //   5. The coordinator writes the root of the manifest as in 2 and 3. It vouches for `.metadata` and all parts by
 //      checksum, so it comes before the marker.
-//   6. The coordinator looks at the generations: a newer life means that this one is dead and must not commit (fencing).
-//      Then it publishes the marker, whole, and makes its name durable. An unclear answer is settled by reading: our bytes
-//      there is success, nothing there is tried again. Past the deadline, or when the name cannot be made durable, the
-//      outcome is UNKNOWN: it is said so and nothing of the attempt is removed.
+//   6. The coordinator looks at the generations: a newer life means that this one is dead and must not commit
+//      (fencing). Then it publishes the marker, whole, and makes its name durable. An unclear answer is settled by
+//      reading: our bytes there is success, nothing there is tried again. Past the deadline, or when the name cannot be
+//      made durable, the outcome is UNKNOWN: it is said so and nothing of the attempt is removed.
 //   7. The ranks learn the outcome. Only then may retention run (retention.cc).
 //
 // An attempt that failed before 6 is removed once every rank has stopped writing to it; otherwise retention removes it
-// later. Killed before 6: garbage, to Unbroken and to stock DCP alike (no `.metadata`). Killed in 6 on a store without atomic
-// publish: a torn marker, shorter than the manifest says, which never counts. Killed after 6: complete.
+// later. Killed before 6: garbage, to Unbroken and to stock DCP alike (no `.metadata`). Killed in 6 on a store without
+// atomic publish: a torn marker, shorter than the manifest says, which never counts. Killed after 6: complete.
 #include "checkpoint/commit.h"
 
 #include <fmt/core.h>
@@ -65,7 +65,7 @@ Status decode_outcome(std::string_view text, SaveOutcome& outcome) {
   const std::uint64_t code = fields.u64("code");
   outcome.reason = fields.text("reason");
   UNBROKEN_TRY(fields.finish());
-  outcome.state = state == "durable" ? SaveOutcome::State::kDurable
+  outcome.state = state == "durable"   ? SaveOutcome::State::kDurable
                   : state == "unknown" ? SaveOutcome::State::kUnknown
                                        : SaveOutcome::State::kFailed;
   outcome.code = code <= static_cast<std::uint64_t>(Code::kInternal) ? static_cast<Code>(code) : Code::kInternal;
@@ -76,7 +76,11 @@ Status decode_outcome(std::string_view text, SaveOutcome& outcome) {
 class Attempt {
  public:
   Attempt(Store& store, Board& board, const LifeContext& life, const Image* image, const SaveRequest& request)
-      : store_(store), board_(board), life_(life), image_(image), request_(request),
+      : store_(store),
+        board_(board),
+        life_(life),
+        image_(image),
+        request_(request),
         directory_(attempt_directory(request.key, request.attempt)) {}
 
   SaveOutcome run() {
@@ -89,14 +93,16 @@ class Attempt {
     outcome_.write_seconds = seconds_since(start);
     const auto voted = Deadline::Clock::now();
     if (Status status = cast(vote); !status) {
-      // Without the board nobody can learn what this rank did, so the attempt cannot succeed; the coordinator misses us.
+      // Without the board nobody can learn what this rank did, so the attempt cannot succeed; the coordinator misses
+      // us.
       fail(status.error());
     } else if (coordinator) {
       coordinate(vote, fence);
     } else {
       learn();
     }
-    board_.set(key(fmt::format("done/{}", life_.rank)), "1").ignore("a rank that is not seen as free only defers saves");
+    board_.set(key(fmt::format("done/{}", life_.rank)), "1")
+        .ignore("a rank that is not seen as free only defers saves");
     outcome_.commit_seconds = seconds_since(voted);
     return std::move(outcome_);
   }
@@ -119,7 +125,10 @@ class Attempt {
     if (!request_.failure.empty() || image_ == nullptr) {
       return refuse(make_error(Code::kInvalidArgument, request_.failure));
     }
-    Vote vote{.structure = request_.structure, .part = {}, .object_slots = request_.object_slots, .error = {},
+    Vote vote{.structure = request_.structure,
+              .part = {},
+              .object_slots = request_.object_slots,
+              .error = {},
               .code = Code::kInternal};
     auto part = write_part();
     if (!part) return refuse(std::move(part).error().in(fmt::format("write checkpoint step {}", request_.key.step)));
@@ -163,7 +172,9 @@ class Attempt {
     };
     // In slices, so that an error that is known early ends the wait early.
     const Deadline deadline = Deadline::after_seconds(request_.vote_timeout_seconds);
-    const auto all_voted = [&] { return std::all_of(votes.begin(), votes.end(), [](const auto& v) { return v.has_value(); }); };
+    const auto all_voted = [&] {
+      return std::all_of(votes.begin(), votes.end(), [](const auto& v) { return v.has_value(); });
+    };
     while (!all_voted() && !deadline.passed()) {
       const double slice = std::min(0.25, std::chrono::duration<double>(deadline.left()).count());
       UNBROKEN_ASSIGN(const bool error, read(Deadline::after_seconds(slice)));
@@ -248,14 +259,15 @@ class Attempt {
       }
       if (deadline.passed()) {
         const std::string cause = published ? "the marker is not what was written" : published.error().message;
-        return make_error(Code::kUnknown, fmt::format("commit {}: it is unclear whether the marker is there: {}", directory_,
-                                                      cause));
+        return make_error(Code::kUnknown,
+                          fmt::format("commit {}: it is unclear whether the marker is there: {}", directory_, cause));
       }
       std::this_thread::sleep_for(kSettleInterval);
     }
     if (Status durable = make_marker_durable(); !durable) {
-      return make_error(Code::kUnknown, fmt::format("commit {}: the marker is there, but may not survive a loss of power: {}",
-                                                    directory_, durable.error().message));
+      return make_error(Code::kUnknown,
+                        fmt::format("commit {}: the marker is there, but may not survive a loss of power: {}",
+                                    directory_, durable.error().message));
     }
     return {};
   }
@@ -267,7 +279,8 @@ class Attempt {
     return {};
   }
 
-  // Step 7, on all ranks but the coordinator. Its deadline for votes began when it voted, at most one deadline after us.
+  // Step 7, on all ranks but the coordinator. Its deadline for votes began when it voted, at most one deadline after
+  // us.
   void learn() {
     const double wait = 2 * request_.vote_timeout_seconds + request_.settle_timeout_seconds;
     auto text = board_wait(board_, key("outcome"), Deadline::after_seconds(wait));
@@ -275,7 +288,8 @@ class Attempt {
     if (status) return;
     outcome_.state = SaveOutcome::State::kUnknown;
     outcome_.code = Code::kUnknown;
-    outcome_.reason = fmt::format("commit {}: the coordinator (rank 0) gave no word: {}", directory_, status.error().message);
+    outcome_.reason =
+        fmt::format("commit {}: the coordinator (rank 0) gave no word: {}", directory_, status.error().message);
   }
 
   Store& store_;
@@ -306,23 +320,26 @@ SaveOutcome commit_attempt(Store& store, Board& board, const LifeContext& life, 
 Status check_fence(Store& store, const LifeContext& life) {
   UNBROKEN_ASSIGN(const auto numbers, list_generation_numbers(store));
   if (std::find(numbers.begin(), numbers.end(), life.generation) == numbers.end()) {
-    return make_error(Code::kFenced, fmt::format("save to {}: the record of this life (generation {}) is gone; the root was "
-                                                 "removed or replaced, so this run stops",
-                                                 store.url(), life.generation));
+    return make_error(Code::kFenced,
+                      fmt::format("save to {}: the record of this life (generation {}) is gone; the root was "
+                                  "removed or replaced, so this run stops",
+                                  store.url(), life.generation));
   }
   UNBROKEN_ASSIGN(const auto own, read_generation(store, life.generation));
   if (own.record && (own.record->life_id != life.life_id || own.record->run_id != life.run_id)) {
-    return make_error(Code::kFenced, fmt::format("save to {}: generation {} there is run {}, life {}; this process is run {}, "
-                                                 "life {}; the root belongs to another run, so this one stops",
-                                                 store.url(), life.generation, own.record->run_id, own.record->life_id,
-                                                 life.run_id, life.life_id));
+    return make_error(
+        Code::kFenced,
+        fmt::format("save to {}: generation {} there is run {}, life {}; this process is run {}, "
+                    "life {}; the root belongs to another run, so this one stops",
+                    store.url(), life.generation, own.record->run_id, own.record->life_id, life.run_id, life.life_id));
   }
   if (numbers.back() > life.generation) {
     UNBROKEN_ASSIGN(const auto newest, read_generation(store, numbers.back()));
-    return make_error(Code::kFenced,
-                      fmt::format("save to {}: {} has taken over this run; this life is generation {} and stops", store.url(),
-                                  newest.record ? describe(*newest.record) : fmt::format("generation {}", newest.number),
-                                  life.generation));
+    return make_error(
+        Code::kFenced,
+        fmt::format("save to {}: {} has taken over this run; this life is generation {} and stops", store.url(),
+                    newest.record ? describe(*newest.record) : fmt::format("generation {}", newest.number),
+                    life.generation));
   }
   return {};
 }
@@ -332,8 +349,8 @@ std::string attempt_key(const LifeContext& life, std::string_view attempt, std::
 }
 
 std::string encode_vote(const Vote& vote) {
-  json body = {{"structure", vote.structure}, {"error", vote.error},           {"code", static_cast<int>(vote.code)},
-               {"length", vote.part.length},  {"crc", vote.part.crc},          {"data_bytes", vote.part.data_bytes}};
+  json body = {{"structure", vote.structure}, {"error", vote.error},  {"code", static_cast<int>(vote.code)},
+               {"length", vote.part.length},  {"crc", vote.part.crc}, {"data_bytes", vote.part.data_bytes}};
   if (vote.object_slots) body["object_slots"] = *vote.object_slots;
   return body.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -357,7 +374,7 @@ Result<Vote> decode_vote(std::string_view text) {
 
 Count count_votes(std::span<const std::optional<Vote>> votes, std::string_view structure) {
   Count count;
-  const auto add = [&](std::string reason) { count.reason += (count.reason.empty() ? "" : "; ") + reason; };
+  const auto add = [&](const std::string& reason) { count.reason += (count.reason.empty() ? "" : "; ") + reason; };
   std::optional<Code> code;
   for (std::uint64_t rank = 0; rank < votes.size(); ++rank) {
     const auto& vote = votes[rank];

@@ -1,9 +1,9 @@
 // One save of one rank, from the image in memory to a checkpoint that exists. The protocol is stated in commit.cc.
 //
-// Threads: a rank's saves follow one another; commit_attempt() runs on a background thread of that rank. Blocking: for the
-// I/O and for the other ranks, within the deadlines of the request. Errors: none are returned; the outcome says what
-// became of the attempt. Crash: see the steps in commit.cc; older checkpoints are never touched before a newer one is
-// durable.
+// Threads: a rank's saves follow one another; commit_attempt() runs on a background thread of that rank. Blocking: for
+// the I/O and for the other ranks, within the deadlines of the request. Errors: none are returned; the outcome says
+// what became of the attempt. Crash: see the steps in commit.cc; older checkpoints are never touched before a newer one
+// is durable.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ struct LifeContext {
 
 struct SaveRequest {
   AttemptKey key;
-  std::string attempt;    // random id, equal on all ranks
-  std::string parent;     // directory of the checkpoint before this one, "" = none
-  std::string structure;  // hash of what is saved and where it lies; must be equal on all ranks
+  std::string attempt;                      // random id, equal on all ranks
+  std::string parent;                       // directory of the checkpoint before this one, "" = none
+  std::string structure;                    // hash of what is saved and where it lies; must be equal on all ranks
   std::optional<std::string> object_slots;  // JSON, when places differ from the plan
   std::string failure;                      // why this rank cannot take part, "" = it can
   // Coordinator: makes `.metadata` from what the votes say of places, an entry a rank.
@@ -44,21 +44,21 @@ struct SaveRequest {
   std::string loader = "null";
   std::string versions = "{}";
   int threads = 2;
-  double vote_timeout_seconds = 600;    // how long the coordinator waits for votes, counted from its own
-  double settle_timeout_seconds = 60;   // how long an unclear marker is looked after
+  double vote_timeout_seconds = 600;   // how long the coordinator waits for votes, counted from its own
+  double settle_timeout_seconds = 60;  // how long an unclear marker is looked after
 };
 
 struct SaveOutcome {
   enum class State { kDurable, kFailed, kUnknown };
   State state = State::kFailed;
-  Code code = Code::kInternal;  // of a failure
-  std::string reason;           // "" when durable; names ranks and causes
-  std::string attempt_path;     // the directory
-  std::uint64_t bytes = 0;      // written by this rank
-  double write_seconds = 0;     // steps 2 and 3
-  double commit_seconds = 0;    // steps 4 to 7
-  std::vector<std::uint64_t> missing;   // coordinator: ranks that had not voted
-  bool structure_differs = false;       // the next save must plan anew
+  Code code = Code::kInternal;         // of a failure
+  std::string reason;                  // "" when durable; names ranks and causes
+  std::string attempt_path;            // the directory
+  std::uint64_t bytes = 0;             // written by this rank
+  double write_seconds = 0;            // steps 2 and 3
+  double commit_seconds = 0;           // steps 4 to 7
+  std::vector<std::uint64_t> missing;  // coordinator: ranks that had not voted
+  bool structure_differs = false;      // the next save must plan anew
 };
 std::string_view outcome_name(SaveOutcome::State state);
 

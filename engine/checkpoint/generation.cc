@@ -1,9 +1,9 @@
 // How a life's record is created (the tests cite these steps):
-//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take away
-//       the whole history at once.
+//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take
+//       away the whole history at once.
 //   G2. The record is created whole under its number, if nothing is there. Of two starts one wins.
-//   G3. The directory's entries are made durable: from here on the life exists, and whatever an older life commits above
-//       this one's origin is off the branch.
+//   G3. The directory's entries are made durable: from here on the life exists, and whatever an older life commits
+//       above this one's origin is off the branch.
 // An unclear or refused G2 is settled by reading: our life id there is success; another's is a lost race.
 #include "checkpoint/generation.h"
 
@@ -40,7 +40,8 @@ Result<Origin> decode_origin(const json& value, std::string_view name) {
   const std::string kind = fields.text("kind");
   if (kind == kind_name(Origin::Kind::kAttempt)) {
     origin.kind = Origin::Kind::kAttempt;
-    origin.key = {.step = fields.u64("step"), .generation = fields.u64("generation"), .sequence = fields.u64("sequence")};
+    origin.key = {
+        .step = fields.u64("step"), .generation = fields.u64("generation"), .sequence = fields.u64("sequence")};
     origin.attempt = fields.text("attempt");
   } else if (kind == kind_name(Origin::Kind::kFresh)) {
     origin.kind = Origin::Kind::kFresh;
@@ -87,8 +88,9 @@ std::string encode(const GenerationRecord& record) {
     origin["attempt"] = record.origin.attempt;
   }
   json refused = json::array();
-  for (const auto& refusal : record.refused) refused.push_back({{"attempt", refusal.attempt}, {"reason", refusal.reason}});
-  const json body = {{"format", kFormatVersion}, {"generation", record.number}, {"run_id", record.run_id},
+  for (const auto& refusal : record.refused)
+    refused.push_back({{"attempt", refusal.attempt}, {"reason", refusal.reason}});
+  const json body = {{"format", kFormatVersion},  {"generation", record.number}, {"run_id", record.run_id},
                      {"life_id", record.life_id}, {"origin", std::move(origin)}, {"refused", std::move(refused)},
                      {"ranks", record.ranks},     {"host", record.host},         {"time_ms", record.time_ms}};
   return seal_json(body.dump(-1, ' ', false, json::error_handler_t::replace));
@@ -99,7 +101,8 @@ Result<GenerationRecord> decode_generation(std::string_view document, std::strin
   UNBROKEN_ASSIGN(const json parsed, parse_json_object(body, name));
   JsonFields fields(parsed, name);
   if (fields.u64("format") > kFormatVersion) {
-    return make_error(Code::kUnsupported, fmt::format("read {}: its format version is newer than {}", name, kFormatVersion));
+    return make_error(Code::kUnsupported,
+                      fmt::format("read {}: its format version is newer than {}", name, kFormatVersion));
   }
   GenerationRecord record;
   record.number = fields.u64("generation");
@@ -167,10 +170,11 @@ Status create_generation(Store& store, const GenerationRecord& record) {
   if (!created || !store.abilities().create_if_absent) {
     auto there = read_record(store, record.number);
     if (there && there->life_id != record.life_id) {
-      return make_error(Code::kFenced,
-                        fmt::format("start a new life as generation {}: {} started at the same time and took the number; "
-                                    "only one start can own a run",
-                                    record.number, describe(*there)));
+      return make_error(
+          Code::kFenced,
+          fmt::format("start a new life as generation {}: {} started at the same time and took the number; "
+                      "only one start can own a run",
+                      record.number, describe(*there)));
     }
     if (!there && created) return std::move(there).error();
     if (!there) return created.error();

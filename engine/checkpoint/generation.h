@@ -1,9 +1,9 @@
 // The record of one life of a run: generations/<number>.json. Created once, whole, never changed.
 //
-// A life begins when its record is durable, before it reads one tensor. Records are the log behind `unbroken why` and the
-// input of the branch rule (branch.h). Threads: any; the functions block for I/O.
-// Errors: kFenced when another start took the number, naming it; kUnavailable when the store cannot be reached (absence is
-// never concluded). Crash: a record is there whole or not at all (Store::create_whole).
+// A life begins when its record is durable, before it reads one tensor. Records are the log behind `unbroken why` and
+// the input of the branch rule (branch.h). Threads: any; the functions block for I/O.
+// Errors: kFenced when another start took the number, naming it; kUnavailable when the store cannot be reached (absence
+// is never concluded). Crash: a record is there whole or not at all (Store::create_whole).
 #pragma once
 
 #include <cstdint>

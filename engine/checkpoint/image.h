@@ -1,12 +1,14 @@
-// The image of one rank's shard files in memory. A tensor's archive lies there as torch.save would write it, its data left
-// open; staging copies the tensor's bytes into that gap, and writing hands the memory to the disk: no other copy is made.
+// The image of one rank's shard files in memory. A tensor's archive lies there as torch.save would write it, its data
+// left open; staging copies the tensor's bytes into that gap, and writing hands the memory to the disk: no other copy
+// is made.
 //
-// Tensors lie in files `__<rank>_<n>.distcp` of at most max_file_bytes; objects (whole torch.save archives, whose length
-// changes from save to save) in one more file, each in a slot with room to grow: the archive is padded with a ZIP comment,
-// so that a slot keeps its place and `.metadata` need not change.
-// Threads: one thread at a time, with two exceptions: stage() uses several inside, and a thread that writes may run beside it:
-// between begin_staging() and the end of stage() it waits, in await_staged(), for what it is about to write. An image belongs to the process that made it and
-// refuses to work in a forked child (kInvalidArgument). Memory: the tensors' archives, rounded up to 2 MiB, and the objects.
+// Tensors lie in files `__<rank>_<n>.distcp` of at most max_file_bytes; objects (whole torch.save archives, whose
+// length changes from save to save) in one more file, each in a slot with room to grow: the archive is padded with a
+// ZIP comment, so that a slot keeps its place and `.metadata` need not change.
+// Threads: one thread at a time, with two exceptions: stage() uses several inside, and a thread that writes may run
+// beside it: between begin_staging() and the end of stage() it waits, in await_staged(), for what it is about to write.
+// An image belongs to the process that made it and refuses to work in a forked child (kInvalidArgument). Memory: the
+// tensors' archives, rounded up to 2 MiB, and the objects.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +41,8 @@ class ImageBuilder {
  public:
   ImageBuilder(std::uint64_t rank, std::uint64_t max_file_bytes) : rank_(rank), max_file_bytes_(max_file_bytes) {}
 
-  // `head` and `tail` are the archive's bytes before and after the tensor's. kInvalidArgument when the archive is longer
-  // than a file may be.
+  // `head` and `tail` are the archive's bytes before and after the tensor's. kInvalidArgument when the archive is
+  // longer than a file may be.
   Result<std::size_t> add_tensor(std::string head, std::uint64_t data_length, std::string tail);
   // `length`: what the object's archive takes now.
   std::size_t add_object(std::uint64_t length);
@@ -85,15 +87,17 @@ class Image {
   // Where a tensor slot's data goes. Aligned to 64 bytes.
   std::span<std::byte> data(std::size_t number) const;
 
-  // Copies with `threads` threads, by rising place. kInvalidArgument when a copy is not exactly as long as its slot's data; then,
-  // and for any other error, await_staged() fails, too, until the next begin_staging().
+  // Copies with `threads` threads, by rising place. kInvalidArgument when a copy is not exactly as long as its slot's
+  // data; then, and for any other error, await_staged() fails, too, until the next begin_staging().
   Status stage(std::span<const CopyIn> copies, int threads);
-  // From now on await_staged() waits for stage(), which must follow. What stage() does not copy must be in its place already.
+  // From now on await_staged() waits for stage(), which must follow. What stage() does not copy must be in its place
+  // already.
   void begin_staging();
   // Waits until stage() has filled `bytes` (of files()). kCancelled when it failed, kDeadline when it does not come.
   Status await_staged(std::span<const std::byte> bytes) const;
 
-  // Places this save's objects, one archive for each object slot in the order of their numbers. True when places changed.
+  // Places this save's objects, one archive for each object slot in the order of their numbers. True when places
+  // changed.
   Result<bool> place_objects(std::span<const std::string_view> archives);
   // JSON: {"<slot number>": [offset, length], ...}, all in object_file_name().
   std::string object_slots() const;

@@ -32,10 +32,11 @@ Status check_version(JsonFields& fields, std::string_view name) {
   const std::uint64_t version = fields.u64("format");
   UNBROKEN_TRY(fields.finish());
   if (version > kFormatVersion) {
-    return make_error(Code::kUnsupported,
-                      fmt::format("read {}: format version {} is newer than {}, the newest that this version of Unbroken "
-                                  "reads; upgrade unbroken",
-                                  name, version, kFormatVersion));
+    return make_error(
+        Code::kUnsupported,
+        fmt::format("read {}: format version {} is newer than {}, the newest that this version of Unbroken "
+                    "reads; upgrade unbroken",
+                    name, version, kFormatVersion));
   }
   return {};
 }
@@ -84,7 +85,9 @@ bool is_plain_name(std::string_view name) {
 
 }  // namespace
 
-std::string shard_file_name(std::uint64_t rank, std::uint64_t number) { return fmt::format("__{}_{}.distcp", rank, number); }
+std::string shard_file_name(std::uint64_t rank, std::uint64_t number) {
+  return fmt::format("__{}_{}.distcp", rank, number);
+}
 
 std::string part_name(std::uint64_t rank) { return fmt::format("__{}.json", rank); }
 
@@ -102,7 +105,8 @@ std::optional<AttemptName> parse_attempt_directory(std::string_view name) {
   if (second == std::string_view::npos || second < first + 3 || name[first + 1] != 'g') return std::nullopt;
   AttemptName parsed;
   parsed.attempt = name.substr(second + 1);
-  if (parsed.attempt.size() != kAttemptDigits || parsed.attempt.find_first_not_of("0123456789abcdef") != std::string::npos) {
+  if (parsed.attempt.size() != kAttemptDigits ||
+      parsed.attempt.find_first_not_of("0123456789abcdef") != std::string::npos) {
     return std::nullopt;
   }
   if (!parse_number(name.substr(0, first), parsed.step)) return std::nullopt;
@@ -183,7 +187,8 @@ Result<Manifest> parse_manifest_body(std::string_view body, std::string_view nam
   Manifest manifest;
   manifest.run_id = fields.text("run_id");
   manifest.life_id = fields.text("life_id");
-  manifest.key = {.step = fields.u64("step"), .generation = fields.u64("generation"), .sequence = fields.u64("sequence")};
+  manifest.key = {
+      .step = fields.u64("step"), .generation = fields.u64("generation"), .sequence = fields.u64("sequence")};
   manifest.attempt = fields.text("attempt");
   manifest.parent = fields.text("parent");
   manifest.time_ms = fields.i64("time_ms");
@@ -209,7 +214,8 @@ Result<Manifest> parse_manifest_body(std::string_view body, std::string_view nam
     UNBROKEN_TRY(crc_field.finish());
   }
   if (world_size != manifest.parts.size() || world_size == 0 || world_size > kMostRanks) {
-    return make_error(Code::kDamaged, fmt::format("read {}: {} ranks, but {} parts", name, world_size, manifest.parts.size()));
+    return make_error(Code::kDamaged,
+                      fmt::format("read {}: {} ranks, but {} parts", name, world_size, manifest.parts.size()));
   }
   return manifest;
 }

@@ -1,8 +1,9 @@
-// What an attempt at one checkpoint consists of, and how its files and directory are named. docs/format.md is normative.
+// What an attempt at one checkpoint consists of, and how its files and directory are named. docs/format.md is
+// normative.
 //
 // The manifest has a root (`manifest.json`) and a part for each rank (`__<rank>.json`). A part lists that rank's shard
-// files with the CRC32C of every chunk of kChunkBytes; the root lists the parts and `.metadata` by length and CRC32C, so
-// that from the root every byte of the attempt is covered. Both are sealed JSON (sealed_json.h).
+// files with the CRC32C of every chunk of kChunkBytes; the root lists the parts and `.metadata` by length and CRC32C,
+// so that from the root every byte of the attempt is covered. Both are sealed JSON (sealed_json.h).
 // Pure; any thread. Errors: kDamaged (not what was written), kUnsupported (a newer format version).
 #pragma once
 
@@ -70,9 +71,9 @@ struct Manifest {
   std::uint64_t metadata_length = 0;
   std::uint32_t metadata_crc = 0;
   std::vector<PartEntry> parts;  // by rank: their number is the world size
-  std::string mesh = "null";      // JSON
-  std::string loader = "null";    // JSON: the loader's state; null when none was registered
-  std::string versions = "{}";    // JSON
+  std::string mesh = "null";     // JSON
+  std::string loader = "null";   // JSON: the loader's state; null when none was registered
+  std::string versions = "{}";   // JSON
 };
 
 std::string shard_file_name(std::uint64_t rank, std::uint64_t number);  // "__3_0.distcp"

@@ -1,15 +1,16 @@
 // How a run starts. The coordinator:
-//   S1. lists the records of lives and the attempts (a store that does not answer is asked again until the deadline, then the
-//       start fails: unreachable is never absent);
-//   S2. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its manifest is
-//       there with its length; one that is not is refused, with the reason, and the next older one is looked at;
-//   S3. creates the record of the new life (generation.cc), which names the choice and what was refused: so a bad checkpoint
-//       is never tried twice, and only one of two starts wins;
-//   S4. looks for `retired` in the chosen one, *after* the record: see retention.cc. If it is there, or the attempt has gone,
-//       it is refused and all begins anew, as a new life;
+//   S1. lists the records of lives and the attempts (a store that does not answer is asked again until the deadline,
+//       then the start fails: unreachable is never absent);
+//   S2. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its
+//       manifest is there with its length; one that is not is refused, with the reason, and the next older one is
+//       looked at;
+//   S3. creates the record of the new life (generation.cc), which names the choice and what was refused: so a bad
+//       checkpoint is never tried twice, and only one of two starts wins;
+//   S4. looks for `retired` in the chosen one, *after* the record: see retention.cc. If it is there, or the attempt has
+//       gone, it is refused and all begins anew, as a new life;
 //   S5. tells the ranks.
-// The ranks load, verify as they read, and report. If one found damage, all drop the checkpoint and the coordinator goes
-// through S1 to S5 again; if a store was unreachable, all stop.
+// The ranks load, verify as they read, and report. If one found damage, all drop the checkpoint and the coordinator
+// goes through S1 to S5 again; if a store was unreachable, all stop.
 #include "checkpoint/recovery.h"
 
 #include <fmt/core.h>
@@ -49,7 +50,8 @@ std::string encode_error(const Error& error) {
 Error decode_error(const json& note) {
   const int code = note.value("code", static_cast<int>(Code::kInternal));
   const bool known = code >= 0 && code <= static_cast<int>(Code::kInternal);
-  return make_error(known ? static_cast<Code>(code) : Code::kInternal, note.value("error", std::string("unknown error")));
+  return make_error(known ? static_cast<Code>(code) : Code::kInternal,
+                    note.value("error", std::string("unknown error")));
 }
 
 std::string encode_start(const Start& start) {
@@ -77,7 +79,9 @@ Result<Start> decode_start(std::string_view text) {
               .run_id = fields.text("run_id"),
               .life_id = fields.text("life_id"),
               .fresh = note.value("fresh", true),
-              .key = {.step = fields.u64("step"), .generation = fields.u64("key_generation"), .sequence = fields.u64("sequence")},
+              .key = {.step = fields.u64("step"),
+                      .generation = fields.u64("key_generation"),
+                      .sequence = fields.u64("sequence")},
               .attempt = fields.text("attempt"),
               .manifest = fields.text("manifest"),
               .refused = {},
@@ -92,12 +96,14 @@ Result<Start> decode_start(std::string_view text) {
 std::string give_account(const Start& start, const Catalog& catalog, const Choice& choice, const Store& store) {
   std::string account;
   if (start.fresh) {
-    account = fmt::format("generation {} starts fresh at step 0: no checkpoint was ever complete in {}", start.generation,
-                          store.url());
-    if (!choice.evidence.empty()) account = fmt::format("generation {} starts fresh at step 0, as allow_fresh says", start.generation);
+    account = fmt::format("generation {} starts fresh at step 0: no checkpoint was ever complete in {}",
+                          start.generation, store.url());
+    if (!choice.evidence.empty())
+      account = fmt::format("generation {} starts fresh at step 0, as allow_fresh says", start.generation);
   } else {
-    account = fmt::format("generation {} goes on from step {} ({}), {}", start.generation, start.key.step, start.attempt,
-                          choice.attempt == 0 ? "the newest checkpoint" : "the newest usable checkpoint on the branch");
+    account =
+        fmt::format("generation {} goes on from step {} ({}), {}", start.generation, start.key.step, start.attempt,
+                    choice.attempt == 0 ? "the newest checkpoint" : "the newest usable checkpoint on the branch");
   }
   for (const auto& refusal : start.refused) account += fmt::format("; refused {}: {}", refusal.attempt, refusal.reason);
   if (!start.fresh) {
@@ -105,7 +111,8 @@ std::string give_account(const Start& start, const Catalog& catalog, const Choic
       const AttemptInfo& passed = catalog.attempts[i];
       const bool refused = std::any_of(start.refused.begin(), start.refused.end(),
                                        [&](const auto& refusal) { return refusal.attempt == passed.name; });
-      if (!refused) account += fmt::format("; passed over {} ({}: {})", passed.name, state_name(passed.state), passed.reason);
+      if (!refused)
+        account += fmt::format("; passed over {} ({}: {})", passed.name, state_name(passed.state), passed.reason);
     }
   }
   if (!store.abilities().create_if_absent) {
@@ -126,7 +133,8 @@ Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const
   for (std::size_t i = 0; i < catalog.attempts.size(); ++i) {
     const AttemptInfo& info = catalog.attempts[i];
     if (info.state == AttemptState::kForeign) continue;
-    const auto refusal = std::find_if(refusals.begin(), refusals.end(), [&](const auto& r) { return r.attempt == info.name; });
+    const auto refusal =
+        std::find_if(refusals.begin(), refusals.end(), [&](const auto& r) { return r.attempt == info.name; });
     const bool asked_for = !options.step || info.key.step == *options.step;
     if (asked_for && info.state == AttemptState::kComplete && refusal == refusals.end()) {
       choice.kind = Choice::Kind::kAttempt;
@@ -134,13 +142,14 @@ Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const
       return choice;
     }
     // Evidence that something was complete on this branch: a start that found nothing must not pass for a fresh one.
-    const bool was_committed = info.has_marker && (info.on_branch || !info.has_record);
+    // One that was refused is off the branch of the older one that was tried instead, and no less there for that.
+    const bool was_committed = info.has_marker && (info.on_branch || !info.has_record || refusal != refusals.end());
     if (was_committed || (options.step && asked_for)) {
       const std::string reason = refusal != refusals.end() ? "refused before: " + refusal->reason
-                                 : !info.has_record        ? fmt::format("generation {}, which wrote it, has no record in {}/",
-                                                                         info.key.generation, kGenerationsDirectory)
-                                 : info.reason.empty()     ? fmt::format("it is of step {}", info.key.step)
-                                                           : fmt::format("{}: {}", state_name(info.state), info.reason);
+                                 : !info.has_record ? fmt::format("generation {}, which wrote it, has no record in {}/",
+                                                                  info.key.generation, kGenerationsDirectory)
+                                 : info.reason.empty() ? fmt::format("it is of step {}", info.key.step)
+                                                       : fmt::format("{}: {}", state_name(info.state), info.reason);
       choice.evidence.push_back(fmt::format("{}: {}", info.name, reason));
     }
   }
@@ -189,9 +198,10 @@ Result<Start> Recovery::coordinate() {
     UNBROKEN_ASSIGN(auto start, attempt_once(catalog));
     if (start) return std::move(*start);
     if (deadline.passed()) {
-      return make_error(Code::kDeadline, fmt::format("start from {}: every choice was retired or had gone by the time it was "
-                                                     "made; is another run active on this root?",
-                                                     store_.url()));
+      return make_error(Code::kDeadline,
+                        fmt::format("start from {}: every choice was retired or had gone by the time it was "
+                                    "made; is another run active on this root?",
+                                    store_.url()));
     }
   }
 }
@@ -204,9 +214,10 @@ Result<std::optional<Start>> Recovery::attempt_once(const Catalog& listed) {
   UNBROKEN_ASSIGN(Start start, record(catalog, choice));
   UNBROKEN_CRASH_POINT("start.3.recorded");
   if (choice.kind == Choice::Kind::kNothing) {
-    std::string message = options_.step ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
-                                                      *options_.step, store_.url())
-                                        : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
+    std::string message =
+        options_.step ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
+                                    *options_.step, store_.url())
+                      : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
     for (const auto& line : choice.evidence) message += "\n  " + line;
     if (!options_.step) message += "\nhint: allow_fresh=True starts again at step 0";
     return make_error(Code::kNotFound, std::move(message));
@@ -236,7 +247,8 @@ Result<Choice> Recovery::choose_checked(Catalog& catalog) {
     AttemptInfo& info = catalog.attempts[choice.attempt];
     UNBROKEN_ASSIGN(info, inspect_attempt(store_, info.name, catalog.generations, Depth::kLengths));
     if (info.state == AttemptState::kComplete) {
-      // A marker that was seen may not be durable yet: the life that wrote it may have been killed before its last fsync.
+      // A marker that was seen may not be durable yet: the life that wrote it may have been killed before its last
+      // fsync.
       UNBROKEN_TRY(store_.sync_directory(info.name));
       return choice;
     }
@@ -302,7 +314,8 @@ Result<std::optional<Start>> Recovery::settle(Verdict verdict, std::string_view 
 Result<bool> Recovery::judge_verdicts() {
   std::vector<std::string> keys;
   for (std::uint64_t rank = 0; rank < options_.world_size; ++rank) keys.push_back(key(fmt::format("verdict/{}", rank)));
-  UNBROKEN_ASSIGN(const auto texts, board_collect(board_, keys, Deadline::after_seconds(options_.load_timeout_seconds)));
+  UNBROKEN_ASSIGN(const auto texts,
+                  board_collect(board_, keys, Deadline::after_seconds(options_.load_timeout_seconds)));
   std::string damage;
   std::string failure;
   Code code = Code::kInternal;
@@ -325,7 +338,8 @@ Result<bool> Recovery::judge_verdicts() {
     }
   }
   if (!failure.empty()) {
-    return make_error(code, fmt::format("load {}: {}", current_.attempt.empty() ? "nothing" : current_.attempt, failure));
+    return make_error(code,
+                      fmt::format("load {}: {}", current_.attempt.empty() ? "nothing" : current_.attempt, failure));
   }
   if (damage.empty()) return true;
   refused_ = {{current_.attempt, damage}};

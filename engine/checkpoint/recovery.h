@@ -1,9 +1,11 @@
-// One start of a run: which checkpoint it goes on from, decided by one rank for all of them. The steps are in recovery.cc.
+// One start of a run: which checkpoint it goes on from, decided by one rank for all of them. The steps are in
+// recovery.cc.
 //
-// Threads: the training thread of each rank. Blocking: I/O and the other ranks, within the timeout. Errors are the same on
-// all ranks: kFenced (another start took the run), kUnavailable (the store cannot be reached: progress is never given up for
-// that), kNotFound (something is there and nothing can be loaded; lists each candidate with its reason), kUnsupported.
-// Crash: a start that dies after its record is one more life in the history; the next start chooses again.
+// Threads: the training thread of each rank. Blocking: I/O and the other ranks, within the timeout. Errors are the same
+// on all ranks: kFenced (another start took the run), kUnavailable (the store cannot be reached: progress is never
+// given up for that), kNotFound (something is there and nothing can be loaded; lists each candidate with its reason),
+// kUnsupported. Crash: a start that dies after its record is one more life in the history; the next start chooses
+// again.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +26,9 @@ struct RecoveryOptions {
   std::uint64_t world_size = 1;
   std::string host{};
   std::optional<std::uint64_t> step{};  // go on from this step, not from the newest
-  bool allow_fresh = false;           // start fresh although something is there that cannot be loaded
-  double timeout_seconds = 300;       // for the store and for the coordinator's word
-  double load_timeout_seconds = 7200; // for all ranks to have loaded
+  bool allow_fresh = false;             // start fresh although something is there that cannot be loaded
+  double timeout_seconds = 300;         // for the store and for the coordinator's word
+  double load_timeout_seconds = 7200;   // for all ranks to have loaded
 };
 
 // What was decided; the same on all ranks.
@@ -35,7 +37,7 @@ struct Start {
   std::string run_id;
   std::string life_id;
   bool fresh = true;
-  AttemptKey key{};      // of the checkpoint; zeros when fresh
+  AttemptKey key{};        // of the checkpoint; zeros when fresh
   std::string attempt{};   // its directory; "" when fresh
   std::string manifest{};  // the body of its manifest's root; "" when fresh
   std::vector<Refusal> refused{};
@@ -53,7 +55,7 @@ enum class Verdict {
 struct Choice {
   enum class Kind { kAttempt, kFresh, kNothing };
   Kind kind = Kind::kFresh;
-  std::size_t attempt = 0;         // index into the catalog
+  std::size_t attempt = 0;            // index into the catalog
   std::vector<std::string> evidence;  // for kNothing: each candidate with the reason why it cannot be loaded
 };
 Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const RecoveryOptions& options);
@@ -63,8 +65,8 @@ class Recovery {
   Recovery(Store& store, Board& board, RecoveryOptions options);
 
   Result<Start> begin();
-  // After every rank has loaded, or failed to. Nothing: all have loaded, the run goes on. A Start: all ranks drop what they
-  // have and load that one. An error: all ranks stop.
+  // After every rank has loaded, or failed to. Nothing: all have loaded, the run goes on. A Start: all ranks drop what
+  // they have and load that one. An error: all ranks stop.
   Result<std::optional<Start>> settle(Verdict verdict, std::string_view reason);
 
  private:
@@ -82,7 +84,7 @@ class Recovery {
   RecoveryOptions options_;
   std::uint64_t round_ = 0;
   Start current_;
-  std::vector<Refusal> refused_;       // in this start, to be recorded
+  std::vector<Refusal> refused_;  // in this start, to be recorded
 };
 
 }  // namespace unbroken

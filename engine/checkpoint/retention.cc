@@ -1,8 +1,9 @@
 // How an attempt is removed (the tests cite these steps):
 //   R1. `retired` is written into it, durably. It beats a marker: from here on no start will choose the attempt.
-//   R2. The generations are looked at. A start creates its record first and looks for `retired` second; retention does the
-//       same two things in the opposite order. So of a retention and a start that race at least one sees the other: a start
-//       that sees `retired` takes an older checkpoint, a retention that sees a newer life takes its `retired` back and stops.
+//   R2. The generations are looked at. A start creates its record first and looks for `retired` second; retention does
+//       the same two things in the opposite order. So of a retention and a start that race at least one sees the other:
+//       a start that sees `retired` takes an older checkpoint, a retention that sees a newer life takes its `retired`
+//       back and stops.
 //   R3. The marker is removed, durably, so that neither Unbroken nor stock DCP ever sees a marker above missing files.
 //   R4. The directory is removed, and its name made to be gone durably.
 // Before any of it, the names of the checkpoints that stay are made durable: a marker that was seen is not yet one that
@@ -54,7 +55,8 @@ Result<std::vector<AttemptInfo>> check_counted(Store& store, Catalog catalog, co
 
 }  // namespace
 
-std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts, const Keep& keep, std::uint64_t generation) {
+std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts, const Keep& keep,
+                                          std::uint64_t generation) {
   std::vector<std::string> chosen;
   if (keep.last == 0) return chosen;
   const auto newest = std::find_if(attempts.begin(), attempts.end(),

@@ -1,8 +1,10 @@
-// Removing checkpoints that are no longer needed, without ever removing the one that is. The protocol is in retention.cc.
+// Removing checkpoints that are no longer needed, without ever removing the one that is. The protocol is in
+// retention.cc.
 //
 // Threads: one at a time for a root (the coordinator of the living run, after a save became durable). Blocking: I/O.
-// Errors: kFenced when a newer life has taken over (nothing more is removed); others leave what was not removed for the next
-// time. Crash: an attempt that is condemned (`retired` is in it) never counts again and is removed by the next retention.
+// Errors: kFenced when a newer life has taken over (nothing more is removed); others leave what was not removed for the
+// next time. Crash: an attempt that is condemned (`retired` is in it) never counts again and is removed by the next
+// retention.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +24,14 @@ struct Keep {
   std::uint64_t every_steps = 0;  // and those whose step is a multiple; 0 = none
 };
 
-// What to remove. Pure. `attempts` is newest first; those that are kComplete are taken to be so. Kept are: the newest complete
-// ones, as `keep` says; whatever a life younger than `generation`, or no life of this run, has written; and what is not
-// complete but newer than the newest complete one and damaged or orphaned (someone may want to look at it).
-std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts, const Keep& keep, std::uint64_t generation);
+// What to remove. Pure. `attempts` is newest first; those that are kComplete are taken to be so. Kept are: the newest
+// complete ones, as `keep` says; whatever a life younger than `generation`, or no life of this run, has written; and
+// what is not complete but newer than the newest complete one and damaged or orphaned (someone may want to look at it).
+std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts, const Keep& keep,
+                                          std::uint64_t generation);
 
-// Chooses and removes. `known` are directories that this life has committed itself: their files need no look. Returns what
-// was removed.
+// Chooses and removes. `known` are directories that this life has committed itself: their files need no look. Returns
+// what was removed.
 Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, const Keep& keep,
                                         const std::set<std::string>& known);
 

@@ -5,10 +5,16 @@
 namespace unbroken {
 
 Saver::Saver(Store& store, Board& board, const Start& start, SaverOptions options)
-    : store_(store), board_(board),
-      life_{.run_id = start.run_id, .life_id = start.life_id, .generation = start.generation, .rank = options.rank,
+    : store_(store),
+      board_(board),
+      life_{.run_id = start.run_id,
+            .life_id = start.life_id,
+            .generation = start.generation,
+            .rank = options.rank,
             .world_size = options.world_size},
-      options_(options), decider_(board, life_, options.decision_timeout_seconds), parent_(start.attempt) {}
+      options_(options),
+      decider_(board, life_, options.decision_timeout_seconds),
+      parent_(start.attempt) {}
 
 Result<StepDecision> Saver::decide(std::uint64_t step, const StepRequest& request) {
   {

@@ -1,7 +1,7 @@
 // The saves of one life on one rank: decisions, attempts, retention, in order.
 //
-// Threads: decide() on the training thread, commit() and retain() on one background thread; both may run at the same time. Blocking,
-// errors and what a crash leaves: as decision.h, commit.h and retention.h say.
+// Threads: decide() on the training thread, commit() and retain() on one background thread; both may run at the same
+// time. Blocking, errors and what a crash leaves: as decision.h, commit.h and retention.h say.
 #pragma once
 
 #include <mutex>
@@ -31,8 +31,8 @@ class Saver {
   Result<StepDecision> decide(std::uint64_t step, const StepRequest& request);
   // Fills in what the life knows (key, parent, timeouts) and runs the protocol to its end.
   SaveOutcome commit(const Image* image, SaveRequest request);
-  // After a save that became durable: removes what need not be kept, on the coordinator; returns the directories. Apart from
-  // commit(), so that nobody waits for it who waits for the save.
+  // After a save that became durable: removes what need not be kept, on the coordinator; returns the directories. Apart
+  // from commit(), so that nobody waits for it who waits for the save.
   Result<std::vector<std::string>> retain();
 
  private:

@@ -88,11 +88,13 @@ Status read_chunk(const ChunkRead& task, std::string_view attempt) {
   const auto memory = in_place ? task.pieces.front().into : bounce_buffer().first(bytes);
   UNBROKEN_TRY(task.reader->read_at(begin, memory));
   if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
-    return make_error(Code::kDamaged, fmt::format("read {}/{}: bytes {} to {} are not what was written (checksum differs)",
-                                                  attempt, task.file->name, begin, begin + bytes));
+    return make_error(Code::kDamaged,
+                      fmt::format("read {}/{}: bytes {} to {} are not what was written (checksum differs)", attempt,
+                                  task.file->name, begin, begin + bytes));
   }
   if (!in_place) {
-    for (const auto& piece : task.pieces) std::memcpy(piece.into.data(), memory.data() + piece.offset, piece.into.size());
+    for (const auto& piece : task.pieces)
+      std::memcpy(piece.into.data(), memory.data() + piece.offset, piece.into.size());
   }
   return {};
 }
@@ -120,7 +122,8 @@ std::optional<std::uint64_t> rank_of_file(std::string_view name) {
 
 Result<PartEntry> write_rank(Store& store, std::string_view directory, const Image& image, int threads) {
   if (!image.usable()) {
-    return make_error(Code::kInvalidArgument, "write a checkpoint: this process is a fork of the one that made the arena");
+    return make_error(Code::kInvalidArgument,
+                      "write a checkpoint: this process is a fork of the one that made the arena");
   }
   RankPart part{.rank = image.rank(), .files = {}};
   PartEntry entry;
@@ -151,7 +154,8 @@ Status write_small_file(Store& store, const std::string& path, std::string_view 
 Result<std::string> read_checked(Store& store, const std::string& path, std::uint64_t length, std::uint32_t crc) {
   UNBROKEN_ASSIGN(const auto info, store.stat(path));
   if (info.size != length) {
-    return make_error(Code::kDamaged, fmt::format("read {}: it has {} bytes, {} were written", path, info.size, length));
+    return make_error(Code::kDamaged,
+                      fmt::format("read {}: it has {} bytes, {} were written", path, info.size, length));
   }
   UNBROKEN_ASSIGN(std::string content, store.read(path, kMaxJsonBytes));
   if (content.size() != length || crc32c(bytes_of(content)) != crc) {
@@ -181,7 +185,8 @@ Result<const RankPart*> AttemptReader::part(std::uint64_t rank) {
   const PartEntry& entry = manifest_.parts[rank];
   UNBROKEN_ASSIGN(const std::string document, read_checked(store_, path, entry.length, entry.crc));
   UNBROKEN_ASSIGN(RankPart part, decode_part(document, path));
-  if (part.rank != rank) return make_error(Code::kDamaged, fmt::format("read {}: it is the part of rank {}", path, part.rank));
+  if (part.rank != rank)
+    return make_error(Code::kDamaged, fmt::format("read {}: it is the part of rank {}", path, part.rank));
   for (const auto& file : part.files) {
     if (rank_of_file(file.name) != rank) {
       return make_error(Code::kDamaged, fmt::format("read {}: it lists {}, which is not this rank's", path, file.name));
@@ -192,7 +197,8 @@ Result<const RankPart*> AttemptReader::part(std::uint64_t rank) {
 
 Result<const ShardFile*> AttemptReader::file(std::string_view name) {
   const auto rank = rank_of_file(name);
-  if (!rank) return make_error(Code::kNotFound, fmt::format("read {}: {} is not the name of a shard file", attempt_, name));
+  if (!rank)
+    return make_error(Code::kNotFound, fmt::format("read {}: {} is not the name of a shard file", attempt_, name));
   UNBROKEN_ASSIGN(const RankPart* part, this->part(*rank));
   for (const auto& file : part->files) {
     if (file.name == name) return &file;
@@ -215,8 +221,9 @@ Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
     }
     const std::uint64_t length = open_file.file->length;
     if (range.into.size() > length || range.offset > length - range.into.size()) {
-      return make_error(Code::kDamaged, fmt::format("read {}/{}: bytes {} to {} lie outside the file ({} bytes)", attempt_,
-                                                    range.file, range.offset, range.offset + range.into.size(), length));
+      return make_error(Code::kDamaged,
+                        fmt::format("read {}/{}: bytes {} to {} lie outside the file ({} bytes)", attempt_, range.file,
+                                    range.offset, range.offset + range.into.size(), length));
     }
     for (std::uint64_t done = 0; done < range.into.size();) {
       const std::uint64_t at = range.offset + done;

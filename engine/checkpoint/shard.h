@@ -21,8 +21,9 @@
 
 namespace unbroken {
 
-// Writes all files of the image and then the rank's part of the manifest into the directory, durable but for their names. The
-// bytes of all go out first and are made durable together at the end: a journal is then committed once, not once a file.
+// Writes all files of the image and then the rank's part of the manifest into the directory, durable but for their
+// names. The bytes of all go out first and are made durable together at the end: a journal is then committed once, not
+// once a file.
 Result<PartEntry> write_rank(Store& store, std::string_view directory, const Image& image, int threads);
 
 // Creates a small file, bytes durable; the name is durable after its directory is synced.

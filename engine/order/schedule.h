@@ -1,9 +1,10 @@
 // Where global batches begin and end: a function of a place, the number of samples, and the batch size.
 //
-// A place is (epoch, offset): the next sample is the one that the epoch's permutation has at `offset`. A global batch is
-// the next `global_batch_size` places, whoever takes them; nothing here depends on ranks or workers. A count of batches
-// does not tell the place (`drop` skips samples, and the batch size may change between two starts), so the place itself
-// is what is stored. Owns nothing. Threads: immutable, any thread. Errors: kInvalidArgument, never worth a retry.
+// A place is (epoch, offset): the next sample is the one that the epoch's permutation has at `offset`. A global batch
+// is the next `global_batch_size` places, whoever takes them; nothing here depends on ranks or workers. A count of
+// batches does not tell the place (`drop` skips samples, and the batch size may change between two starts), so the
+// place itself is what is stored. Owns nothing. Threads: immutable, any thread. Errors: kInvalidArgument, never worth a
+// retry.
 #pragma once
 
 #include <compare>

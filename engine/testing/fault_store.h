@@ -1,15 +1,15 @@
 // A Store around another one that fails where a test says, and that can lose power.
 //
-// Every call on it, its writers and its readers is an Operation. A script is asked before each and answers with a Fault:
-// what is to go wrong, if anything. Calls without a fault pass through and keep the contract of store.h, so the
+// Every call on it, its writers and its readers is an Operation. A script is asked before each and answers with a
+// Fault: what is to go wrong, if anything. Calls without a fault pass through and keep the contract of store.h, so the
 // conformance suite runs on this store, too.
 //
 // It ends in three ways, which are different things:
 //   - an operation fails (Fault::fail, reply_lost, torn): the caller lives on and has to cope;
-//   - the process is killed (Fault::killed..., or die()): from there on no operation does anything, whoever calls it, as
-//     for a process that is gone; revive() is the next process, which finds what had been done;
-//   - the power goes (lose_unsynced()): as killed, and what was not durable is lost as well, see unsynced.h. Writers and
-//     readers of before are dead for good.
+//   - the process is killed (Fault::killed..., or die()): from there on no operation does anything, whoever calls it,
+//     as for a process that is gone; revive() is the next process, which finds what had been done;
+//   - the power goes (lose_unsynced()): as killed, and what was not durable is lost as well, see unsynced.h. Writers
+//     and readers of before are dead for good.
 //
 // Any thread; scripts are called one at a time. Owns the model of what is durable, not the wrapped store, which must
 // outlive it and be changed through it alone.
@@ -82,8 +82,8 @@ FaultScript fault_on(FaultPlace place, Fault fault);
 // The fault at every operation that `where` picks.
 FaultScript fault_wherever(std::function<bool(const Operation&)> where, Fault fault);
 
-// Takes abilities away from the wrapped store, and behaves so: publish() can be torn; create_whole() overwrites, and says
-// that it went well; names are durable with their bytes.
+// Takes abilities away from the wrapped store, and behaves so: publish() can be torn; create_whole() overwrites, and
+// says that it went well; names are durable with their bytes.
 struct FaultStoreOptions {
   bool atomic_publish = true;
   bool create_if_absent = true;

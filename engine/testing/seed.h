@@ -1,5 +1,5 @@
-// The seed of randomised tests: UNBROKEN_SEED where it is set, chance otherwise. It is printed once, so that a failure can
-// be repeated.
+// The seed of randomised tests: UNBROKEN_SEED where it is set, chance otherwise. It is printed once, so that a failure
+// can be repeated.
 #pragma once
 
 #include <cstdint>

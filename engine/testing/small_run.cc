@@ -84,7 +84,8 @@ Status check_rank(AttemptReader& reader, std::uint64_t rank) {
     if (slot.length != expected.size()) return damaged("has a tensor of another length");
     UNBROKEN_TRY(check_slot(reader, part->files[0].name, slot, expected));
   }
-  return check_slot(reader, part->files[1].name, part->files[1].slots[0], object_archive(key.step, key.generation, rank));
+  return check_slot(reader, part->files[1].name, part->files[1].slots[0],
+                    object_archive(key.step, key.generation, rank));
 }
 
 Verdict verdict_of(const Error& error) {
@@ -199,8 +200,9 @@ Status add_contents(Store& store, const std::string& directory, std::string& tex
 Result<SmallImage> SmallImage::create(std::uint64_t rank) {
   ImageBuilder builder(rank, kMaxFileBytes);
   for (std::uint64_t number = 0; number < kTensors; ++number) {
-    UNBROKEN_ASSIGN([[maybe_unused]] const std::size_t slot,
-                    builder.add_tensor(head_of(rank, number), tensor_bytes(0, 0, rank, number).size(), std::string(kTail)));
+    UNBROKEN_ASSIGN(
+        [[maybe_unused]] const std::size_t slot,
+        builder.add_tensor(head_of(rank, number), tensor_bytes(0, 0, rank, number).size(), std::string(kTail)));
   }
   builder.add_object(object_archive(0, 0, rank).size());
   UNBROKEN_ASSIGN(Image image, std::move(builder).build(1));
@@ -210,7 +212,8 @@ Result<SmallImage> SmallImage::create(std::uint64_t rank) {
 Result<std::optional<std::string>> SmallImage::stage(std::uint64_t step, std::uint64_t generation) {
   std::vector<std::string> tensors;
   std::vector<CopyIn> copies;
-  for (std::uint64_t number = 0; number < kTensors; ++number) tensors.push_back(tensor_bytes(step, generation, rank_, number));
+  for (std::uint64_t number = 0; number < kTensors; ++number)
+    tensors.push_back(tensor_bytes(step, generation, rank_, number));
   for (std::size_t slot = 0; slot < tensors.size(); ++slot) {
     copies.push_back({.slot = slot, .source = bytes_of(tensors[slot]).data(), .bytes = tensors[slot].size()});
   }
@@ -280,8 +283,7 @@ std::vector<RankLife> live(Store& store, const LifePlan& plan) {
 
 Result<Start> start_small(Store& store, std::optional<std::uint64_t> from_step) {
   MemoryBoard board;
-  Recovery recovery(store, board,
-                    {.host = "test", .step = from_step, .timeout_seconds = 1, .load_timeout_seconds = 1});
+  Recovery recovery(store, board, {.host = "test", .step = from_step, .timeout_seconds = 1, .load_timeout_seconds = 1});
   UNBROKEN_ASSIGN(Start start, recovery.begin());
   while (true) {
     const Status loaded = start.fresh ? Status() : check_small_bytes(store, start.attempt);

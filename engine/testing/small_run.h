@@ -1,5 +1,5 @@
-// A small training run for tests: ranks are threads, and what a rank saves follows from (step, generation, rank), so that
-// every byte of every checkpoint can be checked and no two attempts hold the same.
+// A small training run for tests: ranks are threads, and what a rank saves follows from (step, generation, rank), so
+// that every byte of every checkpoint can be checked and no two attempts hold the same.
 //
 // Each rank has two tensors in one shard file and an object, whose length changes with the step, in another. Lives go
 // through the real engine: Recovery, Decider, commit and retention. Any thread; blocks for I/O and for the ranks.
@@ -40,12 +40,12 @@ class SmallImage {
 // A request for one save of a small run, but for what Saver fills in.
 SaveRequest small_request(std::uint64_t step, const StepDecision& decision, std::optional<std::string> object_slots);
 
-// Whether the files of that rank, or of all, hold what was saved at the step and in the generation that the manifest names.
-// kDamaged names the file.
+// Whether the files of that rank, or of all, hold what was saved at the step and in the generation that the manifest
+// names. kDamaged names the file.
 Status check_small_bytes(Store& store, std::string_view attempt, std::optional<std::uint64_t> rank = {});
 
-// Every directory with a whole marker, retired or not, must be a whole checkpoint with the right bytes. One line for each that
-// is not.
+// Every directory with a whole marker, retired or not, must be a whole checkpoint with the right bytes. One line for
+// each that is not.
 std::vector<std::string> check_small_root(Store& store);
 
 struct LifePlan {
@@ -61,14 +61,14 @@ struct LifePlan {
 struct RankLife {
   std::optional<Start> start{};  // empty: `error` says why
   std::optional<Error> error{};
-  std::string wrong{};           // what was loaded and not right
+  std::string wrong{};  // what was loaded and not right
   std::vector<SaveOutcome> saves{};
   std::vector<std::string> retired{};
   std::vector<Error> retention_errors{};
 };
 
-// One life: start, load, save. Rank r works on stores[r], or all on stores[0] if there is but one. A rank whose start fails ends
-// its life; saves that fail do not.
+// One life: start, load, save. Rank r works on stores[r], or all on stores[0] if there is but one. A rank whose start
+// fails ends its life; saves that fail do not.
 std::vector<RankLife> live(std::span<Store* const> stores, const LifePlan& plan);
 std::vector<RankLife> live(Store& store, const LifePlan& plan);
 

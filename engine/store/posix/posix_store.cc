@@ -3,8 +3,8 @@
 //   2. fsync of the file, before it has its name: else the name could survive a power loss and the bytes not.
 //   3. publish: rename over the final name. create_whole: link to the final name, which fails if that is taken, then
 //      removal of the temporary one.
-// The name is durable when the caller syncs the directory. Errors up to step 2 leave the old state for certain; an error
-// of step 3 that may stand for a change that did happen is kUnknown.
+// The name is durable when the caller syncs the directory. Errors up to step 2 leave the old state for certain; an
+// error of step 3 that may stand for a change that did happen is kUnknown.
 #include "store/posix/posix_store.h"
 
 #include <fcntl.h>

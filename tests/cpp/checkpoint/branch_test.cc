@@ -170,7 +170,8 @@ class RandomHistory {
       }
       step_ = 0;
     } else {
-      const auto newest = *std::max_element(usable.begin(), usable.end(), [](auto* a, auto* b) { return a->key < b->key; });
+      const auto newest =
+          *std::max_element(usable.begin(), usable.end(), [](auto* a, auto* b) { return a->key < b->key; });
       const auto chosen = (chance(4) ? usable[random_() % usable.size()] : newest)->key;
       history.start_from(chosen);
       step_ = chosen.step;

@@ -22,7 +22,8 @@ std::string chosen_name(const Catalog& catalog, const Choice& choice) {
   return catalog.attempts.at(choice.attempt).name;
 }
 
-std::string choose_from(const History& history, const std::vector<Refusal>& refused = {}, const RecoveryOptions& options = {}) {
+std::string choose_from(const History& history, const std::vector<Refusal>& refused = {},
+                        const RecoveryOptions& options = {}) {
   const Catalog catalog = history.catalog();
   return chosen_name(catalog, choose(catalog, refused, options));
 }
@@ -65,7 +66,8 @@ TEST(Choose, ARefusedOneIsNeverTriedAgain) {
   const auto ten = history.save(10);
   const auto twenty = history.save(20);
   EXPECT_EQ(choose_from(history, {{.attempt = History::name(twenty), .reason = "bad"}}), History::name(ten));
-  history.start({.kind = Origin::Kind::kNone, .key = {}, .attempt = {}}, {{.attempt = History::name(twenty), .reason = "bad"}});
+  history.start({.kind = Origin::Kind::kNone, .key = {}, .attempt = {}},
+                {{.attempt = History::name(twenty), .reason = "bad"}});
   EXPECT_EQ(choose_from(history), History::name(ten)) << "also when another start refused it";
 }
 
@@ -171,7 +173,8 @@ TEST(ChooseProperty, TheNewestOnTheBranchWheneverThereIsOne) {
       for (const auto& attempt : history.attempts) {
         if (!attempt.in_lineage) given_up.insert(History::name(attempt.key));
       }
-      for (std::uint64_t saves = random() % 5; saves > 0; --saves) history.save(step += 5 * (random() % 3), random() % 3 != 0);
+      for (std::uint64_t saves = random() % 5; saves > 0; --saves)
+        history.save(step += 5 * (random() % 3), random() % 3 != 0);
       for (auto& attempt : history.attempts) {
         if (random() % 10 == 0) attempt.committed = true;
         if (random() % 15 == 0) attempt.damaged = true;
@@ -232,10 +235,12 @@ TEST(ChooseToRemove, NothingGoesBeforeSomethingIsComplete) {
 
 TEST(ChooseToRemove, WhatNoLifeOfThisRunWroteStays) {
   Catalog catalog;
-  AttemptInfo mine{.name = "step-30-g1-00000001", .key = {.step = 30, .generation = 1, .sequence = 1},
+  AttemptInfo mine{.name = "step-30-g1-00000001",
+                   .key = {.step = 30, .generation = 1, .sequence = 1},
                    .state = AttemptState::kComplete};
   mine.has_record = true;
-  AttemptInfo strange{.name = "step-20-g9-00000001", .key = {.step = 20, .generation = 9, .sequence = 1},
+  AttemptInfo strange{.name = "step-20-g9-00000001",
+                      .key = {.step = 20, .generation = 9, .sequence = 1},
                       .state = AttemptState::kOrphan};
   AttemptInfo foreign{.name = "pretrained", .key = {}, .state = AttemptState::kForeign};
   catalog.attempts = {mine, strange, foreign};
@@ -244,8 +249,9 @@ TEST(ChooseToRemove, WhatNoLifeOfThisRunWroteStays) {
 
 // Every combination of states of four attempts, of lives around the one that retains, and of what is to be kept.
 TEST(ChooseToRemoveProperty, NeverTheNewestCompleteOneNorAYoungerLifesNorTooMany) {
-  constexpr std::array kStates = {AttemptState::kComplete, AttemptState::kIncomplete,  AttemptState::kDamaged, AttemptState::kOrphan,
-                                  AttemptState::kRetired,  AttemptState::kUnsupported, AttemptState::kForeign};
+  constexpr std::array kStates = {AttemptState::kComplete, AttemptState::kIncomplete, AttemptState::kDamaged,
+                                  AttemptState::kOrphan,   AttemptState::kRetired,    AttemptState::kUnsupported,
+                                  AttemptState::kForeign};
   constexpr std::size_t kAttempts = 4;
   constexpr std::uint64_t kOwn = 2;
   std::size_t cases = 1;
@@ -255,7 +261,8 @@ TEST(ChooseToRemoveProperty, NeverTheNewestCompleteOneNorAYoungerLifesNorTooMany
     std::uint64_t rest = number;
     for (std::size_t i = 0; i < kAttempts; ++i) {
       const std::uint64_t generation = 1 + rest / kStates.size() % 3;
-      AttemptInfo info{.name = std::to_string(i), .key = {.step = 40 - 10 * i, .generation = generation, .sequence = 1},
+      AttemptInfo info{.name = std::to_string(i),
+                       .key = {.step = 40 - 10 * i, .generation = generation, .sequence = 1},
                        .state = kStates[rest % kStates.size()]};
       info.has_record = (number + i) % 5 != 0 || info.state == AttemptState::kComplete;
       attempts.push_back(info);
@@ -280,9 +287,10 @@ TEST(ChooseToRemoveProperty, NeverTheNewestCompleteOneNorAYoungerLifesNorTooMany
           if (counts) newest = false;
           kept += counts && !goes && info.key.generation <= kOwn;
         }
-        const auto complete = static_cast<std::uint64_t>(std::count_if(attempts.begin(), attempts.end(), [&](const auto& info) {
-          return info.state == AttemptState::kComplete && info.key.generation <= kOwn;
-        }));
+        const auto complete =
+            static_cast<std::uint64_t>(std::count_if(attempts.begin(), attempts.end(), [&](const auto& info) {
+              return info.state == AttemptState::kComplete && info.key.generation <= kOwn;
+            }));
         ASSERT_GE(kept, std::min(last, complete)) << "case " << number;
         if (every == 0 && last > 0) {
           ASSERT_EQ(kept, std::min(last, complete)) << "case " << number;

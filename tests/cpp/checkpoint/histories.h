@@ -1,5 +1,5 @@
-// Made-up histories of a run: lives, their saves, markers that appear late, damage. The truth is kept beside the records, so
-// that what the rules say can be compared with it.
+// Made-up histories of a run: lives, their saves, markers that appear late, damage. The truth is kept beside the
+// records, so that what the rules say can be compared with it.
 #pragma once
 
 #include <algorithm>
@@ -67,7 +67,9 @@ struct History {
     return attempts.back().key;
   }
 
-  BranchVerdict judge(const AttemptKey& key) const { return judge_branch(key, run_id(), life_id(key.generation), generations); }
+  BranchVerdict judge(const AttemptKey& key) const {
+    return judge_branch(key, run_id(), life_id(key.generation), generations);
+  }
 
   AttemptInfo info(const PastAttempt& attempt) const {
     const BranchVerdict verdict = judge(attempt.key);
@@ -77,10 +79,10 @@ struct History {
                                   [&](const auto& entry) { return entry.number == attempt.key.generation; });
     info.on_branch = verdict.on_branch;
     info.reason = verdict.reason;
-    info.state = !attempt.committed      ? AttemptState::kIncomplete
-                 : attempt.damaged       ? AttemptState::kDamaged
-                 : verdict.on_branch     ? AttemptState::kComplete
-                                         : AttemptState::kOrphan;
+    info.state = !attempt.committed  ? AttemptState::kIncomplete
+                 : attempt.damaged   ? AttemptState::kDamaged
+                 : verdict.on_branch ? AttemptState::kComplete
+                                     : AttemptState::kOrphan;
     if (attempt.damaged) info.reason = "damaged";
     return info;
   }
@@ -88,7 +90,8 @@ struct History {
   Catalog catalog() const {
     Catalog catalog{.generations = generations, .attempts = {}};
     for (const auto& attempt : attempts) catalog.attempts.push_back(info(attempt));
-    std::sort(catalog.attempts.begin(), catalog.attempts.end(), [](const auto& a, const auto& b) { return a.key > b.key; });
+    std::sort(catalog.attempts.begin(), catalog.attempts.end(),
+              [](const auto& a, const auto& b) { return a.key > b.key; });
     return catalog;
   }
 };

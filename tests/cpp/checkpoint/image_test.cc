@@ -25,7 +25,9 @@ std::string archive_of(std::size_t length, char fill = 'x') {
   return archive;
 }
 
-std::string_view text_at(const Image::File& file, const Slot& slot) { return text_of(file.bytes.subspan(slot.offset, slot.length)); }
+std::string_view text_at(const Image::File& file, const Slot& slot) {
+  return text_of(file.bytes.subspan(slot.offset, slot.length));
+}
 
 Status place(Image& image, const std::vector<std::string>& archives, bool* changed = nullptr) {
   const std::vector<std::string_view> views(archives.begin(), archives.end());
@@ -133,7 +135,8 @@ TEST(Image, AnObjectThatOutgrowsItsSlotMovesAndSaysSo) {
   for (int round = 0; round < 200; ++round) {
     std::vector<std::string> archives;
     for (std::size_t i = 0; i < 3; ++i) {
-      archives.push_back(archive_of(22 + random() % (random() % 4 == 0 ? 3'000'000 : 5000), static_cast<char>('a' + i)));
+      archives.push_back(
+          archive_of(22 + random() % (random() % 4 == 0 ? 3'000'000 : 5000), static_cast<char>('a' + i)));
     }
     std::vector<Slot> before;
     for (const std::size_t slot : slots) before.push_back(image.slot(slot).slot);
@@ -149,7 +152,8 @@ TEST(Image, AnObjectThatOutgrowsItsSlotMovesAndSaysSo) {
       ASSERT_GE(slot.offset, end);
       end = slot.offset + slot.length;
       const std::string_view there = text_at(files[1], slot);
-      ASSERT_EQ(there.substr(0, archives[i].size() - 2), std::string_view(archives[i]).substr(0, archives[i].size() - 2));
+      ASSERT_EQ(there.substr(0, archives[i].size() - 2),
+                std::string_view(archives[i]).substr(0, archives[i].size() - 2));
       ASSERT_LE(there.size() - archives[i].size(), 65535u) << "the longest comment of a ZIP archive";
     }
     ASSERT_EQ(files[1].length, end);

@@ -91,8 +91,20 @@ TEST(Manifest, ANewerFormatIsUnsupportedAndSaysSo) {
 
 // Calls `visit` with the document after each change: every value removed, and replaced by values of every other kind.
 void with_every_change(const json& document, const std::function<void(const json&)>& visit) {
-  const std::vector<json> strange = {nullptr, true, -1, 0, 1.5, 18446744073709551615u, "", "text", "../x", "a/b", json::array(),
-                                     json::object(), json::array({json::array({-1})}), json::array({{{"name", 5}}})};
+  const std::vector<json> strange = {nullptr,
+                                     true,
+                                     -1,
+                                     0,
+                                     1.5,
+                                     18446744073709551615u,
+                                     "",
+                                     "text",
+                                     "../x",
+                                     "a/b",
+                                     json::array(),
+                                     json::object(),
+                                     json::array({json::array({-1})}),
+                                     json::array({{{"name", 5}}})};
   const json flat = document.flatten();
   for (const auto& [path, value] : flat.items()) {
     for (json::json_pointer at(path); !at.empty(); at.pop_back()) {
@@ -147,8 +159,8 @@ TEST(Manifest, HostilePartsAreErrorsOrConsistent) {
 }
 
 TEST(Manifest, NamesThatLeadOutOfTheDirectoryAreRefused) {
-  const std::vector<std::string> names = {"",    ".",  "..",                    "/etc/passwd",        "../__3_0.distcp",
-                                          "a/b", "x/", std::string("a\0b", 3), std::string(300, 'a')};
+  const std::vector<std::string> names = {
+      "", ".", "..", "/etc/passwd", "../__3_0.distcp", "a/b", "x/", std::string("a\0b", 3), std::string(300, 'a')};
   for (const auto& name : names) {
     RankPart part = some_part();
     part.files[0].name = name;
@@ -158,7 +170,8 @@ TEST(Manifest, NamesThatLeadOutOfTheDirectoryAreRefused) {
 
 TEST(Manifest, AFileLongerThanAnyDiskIsRefused) {
   RankPart part = some_part();
-  part.files = {{.name = "__3_0.distcp", .length = std::numeric_limits<std::uint64_t>::max(), .chunk_crcs = {}, .slots = {}}};
+  part.files = {
+      {.name = "__3_0.distcp", .length = std::numeric_limits<std::uint64_t>::max(), .chunk_crcs = {}, .slots = {}}};
   const auto read = decode_part(encode(part), "f");
   ASSERT_FALSE(read) << "its number of chunks would overflow";
   EXPECT_EQ(read.error().code, Code::kDamaged);
@@ -188,7 +201,8 @@ TEST(Manifest, RandomJsonNeverThrows) {
 }
 
 TEST(AttemptName, RoundTrip) {
-  const std::vector<std::uint64_t> numbers = {0, 1, 9, 10, 1200, 1'000'000'000'000, std::numeric_limits<std::uint64_t>::max()};
+  const std::vector<std::uint64_t> numbers = {
+      0, 1, 9, 10, 1200, 1'000'000'000'000, std::numeric_limits<std::uint64_t>::max()};
   for (const auto step : numbers) {
     for (const auto generation : numbers) {
       const AttemptKey key{.step = step, .generation = generation, .sequence = 0};
@@ -202,12 +216,33 @@ TEST(AttemptName, RoundTrip) {
 }
 
 TEST(AttemptName, OnlyTheExactFormIsOne) {
-  for (const char* name :
-       {"", "step", "step-", "step-1", "step-1-g1", "step-1-g1-", "step-1-g1-4f1c9a2", "step-1-g1-4f1c9a2e0", "step-1-g1-4F1C9A2E",
-        "step-1-g1-4f1c9a2x", "step-01-g1-4f1c9a2e", "step-1-g01-4f1c9a2e", "step--1-g1-4f1c9a2e", "step-+1-g1-4f1c9a2e",
-        "step-1-1-4f1c9a2e", "step-1-g-4f1c9a2e", "step-1-gg1-4f1c9a2e", "Step-1-g1-4f1c9a2e", " step-1-g1-4f1c9a2e",
-        "step-1-g1-4f1c9a2e ", "step-1-g1-4f1c9a2e-x", "step-18446744073709551616-g1-4f1c9a2e", "step-1 -g1-4f1c9a2e", "generations",
-        "step-0x1-g1-4f1c9a2e", "step-1e3-g1-4f1c9a2e", "step-1-g1--4f1c9a2"}) {
+  for (const char* name : {"",
+                           "step",
+                           "step-",
+                           "step-1",
+                           "step-1-g1",
+                           "step-1-g1-",
+                           "step-1-g1-4f1c9a2",
+                           "step-1-g1-4f1c9a2e0",
+                           "step-1-g1-4F1C9A2E",
+                           "step-1-g1-4f1c9a2x",
+                           "step-01-g1-4f1c9a2e",
+                           "step-1-g01-4f1c9a2e",
+                           "step--1-g1-4f1c9a2e",
+                           "step-+1-g1-4f1c9a2e",
+                           "step-1-1-4f1c9a2e",
+                           "step-1-g-4f1c9a2e",
+                           "step-1-gg1-4f1c9a2e",
+                           "Step-1-g1-4f1c9a2e",
+                           " step-1-g1-4f1c9a2e",
+                           "step-1-g1-4f1c9a2e ",
+                           "step-1-g1-4f1c9a2e-x",
+                           "step-18446744073709551616-g1-4f1c9a2e",
+                           "step-1 -g1-4f1c9a2e",
+                           "generations",
+                           "step-0x1-g1-4f1c9a2e",
+                           "step-1e3-g1-4f1c9a2e",
+                           "step-1-g1--4f1c9a2"}) {
     EXPECT_FALSE(parse_attempt_directory(name)) << name;
   }
   EXPECT_FALSE(parse_attempt_directory(std::string_view("step-1-g1-4f1c9a2\0", 18)));

@@ -89,7 +89,8 @@ TEST_F(ReaderTest, RandomRangesAreWhatWasWritten) {
       std::advance(file, random() % contents_.size());
       const std::uint64_t size = file->second.size();
       const std::uint64_t offset = random() % (size + 1);
-      std::uint64_t length = random() % 4 == 0 ? size - offset : std::min<std::uint64_t>(size - offset, random() % 10'000);
+      std::uint64_t length =
+          random() % 4 == 0 ? size - offset : std::min<std::uint64_t>(size - offset, random() % 10'000);
       wants.push_back({.file = file->first, .offset = offset, .into = std::string(length, 'x')});
     }
     const Status status = read(*reader, wants, static_cast<int>(1 + random() % 3));
@@ -148,8 +149,13 @@ TEST_F(ReaderTest, RangesOutsideAFileAndUnknownFilesAreErrors) {
 
 TEST_F(ReaderTest, AnyFlippedBitOfAnyFileIsFoundAndTheFileNamed) {
   std::mt19937_64 random(test_seed());
-  std::vector<std::string> names = {"__0_0.distcp", "__0_1.distcp", "__1_0.distcp", part_name(0), part_name(1),
-                                    std::string(kMarkerName), std::string(kManifestName)};
+  std::vector<std::string> names = {"__0_0.distcp",
+                                    "__0_1.distcp",
+                                    "__1_0.distcp",
+                                    part_name(0),
+                                    part_name(1),
+                                    std::string(kMarkerName),
+                                    std::string(kManifestName)};
   for (const auto& name : names) {
     const std::string good = store_.read(path(name), kMaxJsonBytes).value();
     for (int round = 0; round < 20; ++round) {
@@ -173,7 +179,8 @@ TEST_F(ReaderTest, AReadOfADamagedChunkFailsAndOfItsNeighboursDoesNot) {
   bad[kChunkBytes + 77] ^= 1;
   ASSERT_TRUE(put("__0_0.distcp", bad));
   const auto reader = open();
-  for (const auto& [offset, good] : std::map<std::uint64_t, bool>{{0, true}, {kChunkBytes + 500, false}, {2 * kChunkBytes, true}}) {
+  for (const auto& [offset, good] :
+       std::map<std::uint64_t, bool>{{0, true}, {kChunkBytes + 500, false}, {2 * kChunkBytes, true}}) {
     std::vector<Want> wants = {{.file = "__0_0.distcp", .offset = offset, .into = std::string(100, 'x')}};
     const Status status = read(*reader, wants, 1);
     EXPECT_EQ(status.has_value(), good) << offset;
@@ -217,7 +224,11 @@ TEST_F(ReaderTest, APartOfAnotherRankIsNotTakenForThisOnes) {
 }
 
 TEST_F(ReaderTest, APartThatListsAnotherRanksFilesIsRefused) {
-  RankPart part{.rank = 1, .files = {{.name = "__0_1.distcp", .length = 5000, .chunk_crcs = {crc32c(bytes_of(contents_["__0_1.distcp"]))}, .slots = {}}}};
+  RankPart part{.rank = 1,
+                .files = {{.name = "__0_1.distcp",
+                           .length = 5000,
+                           .chunk_crcs = {crc32c(bytes_of(contents_["__0_1.distcp"]))},
+                           .slots = {}}}};
   const std::string document = encode(part);
   ASSERT_TRUE(put(part_name(1), document));
   manifest_.parts[1] = {.length = document.size(), .crc = crc32c(bytes_of(document)), .data_bytes = 0};

@@ -133,9 +133,8 @@ TEST_P(SaverTest, TwoHundredSavesLeaveDescriptorsThreadsAndTheBoardAsTheThirdDid
   EXPECT_LE(threads_seen.back(), threads_seen[2] + GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SaverTest, testing::Values(1, 3), [](const auto& info) {
-  return "World" + std::to_string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(Worlds, SaverTest, testing::Values(1, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 // --- Ranks that do not do their part ---
 
@@ -164,7 +163,10 @@ class ThreeRanksTest : public testing::Test {
         const Start start = recovery.begin().value();
         recovery.settle(Verdict::kLoaded, "").ignore("tested elsewhere");
         Saver saver(store_, board_, start,
-                    {.rank = rank, .world_size = 3, .vote_timeout_seconds = vote_timeout_seconds, .decision_timeout_seconds = 30});
+                    {.rank = rank,
+                     .world_size = 3,
+                     .vote_timeout_seconds = vote_timeout_seconds,
+                     .decision_timeout_seconds = 30});
         auto image = SmallImage::create(rank).value();
         outcomes[0][rank] = rank == 2 ? third(saver, image, 10) : save(saver, image, 10);
         outcomes[1][rank] = save(saver, image, 20);
@@ -222,7 +224,8 @@ TEST_F(ThreeRanksTest, AMissingRankFailsTheSaveByName) {
   });
   for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(outcomes[0][rank].state, State::kFailed);
-    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 did not finish in time"), std::string::npos) << outcomes[0][rank].reason;
+    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 did not finish in time"), std::string::npos)
+        << outcomes[0][rank].reason;
   }
   EXPECT_EQ(outcomes[0][0].missing, std::vector<std::uint64_t>{2});
 }

@@ -82,7 +82,11 @@ TEST(JsonFields, NamesTheFirstFieldThatIsWrong) {
     const Status status = fields.finish();
     return status ? std::string() : status.error().message;
   };
-  EXPECT_NE(first_error([](auto& f) { f.u64("absent"); f.u64("text"); }).find("absent"), std::string::npos);
+  EXPECT_NE(first_error([](auto& f) {
+              f.u64("absent");
+              f.u64("text");
+            }).find("absent"),
+            std::string::npos);
   for (const char* key : {"text", "negative", "float", "list"}) {
     EXPECT_NE(first_error([&](auto& f) { f.u64(key); }).find(key), std::string::npos);
   }
@@ -121,7 +125,8 @@ TEST(ParseJsonObject, RefusesDeepNesting) {
   objects += "1" + std::string(depth + 1, '}');
   EXPECT_FALSE(parse_json_object(objects, "f"));
   // Brackets within a text are no nesting.
-  EXPECT_TRUE(parse_json_object("{\"mesh\":\"" + std::string(depth, '[') + "\\\"" + std::string(depth, '{') + "\"}", "f"));
+  EXPECT_TRUE(
+      parse_json_object("{\"mesh\":\"" + std::string(depth, '[') + "\\\"" + std::string(depth, '{') + "\"}", "f"));
 }
 
 }  // namespace

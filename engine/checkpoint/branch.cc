@@ -45,7 +45,12 @@ std::optional<std::string> run_id_of(std::span<const GenerationEntry> generation
 std::vector<Refusal> all_refusals(std::span<const GenerationEntry> generations) {
   std::vector<Refusal> all;
   for (const auto& entry : generations) {
-    if (entry.record) all.insert(all.end(), entry.record->refused.begin(), entry.record->refused.end());
+    if (!entry.record) continue;
+    if (entry.record->origin.kind == Origin::Kind::kFresh) {
+      all.clear();  // its own speak of what it gave up
+      continue;
+    }
+    all.insert(all.end(), entry.record->refused.begin(), entry.record->refused.end());
   }
   return all;
 }

@@ -30,7 +30,7 @@ BranchVerdict judge_branch(const AttemptKey& key, std::string_view run_id, std::
 // The run that the records speak of: of the newest that can be read. Empty when there is none.
 std::optional<std::string> run_id_of(std::span<const GenerationEntry> generations);
 
-// All refusals since the newest fresh start; those before it are of checkpoints that it gave up.
+// All refusals since the newest fresh start; earlier ones are of checkpoints that it gave up.
 std::vector<Refusal> all_refusals(std::span<const GenerationEntry> generations);
 
 // Whether the records say that some checkpoint was complete since the newest fresh start.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from typing import Any
 
@@ -11,8 +12,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unbroken import _engine
 
 __all__ = ["AnyBoard", "TorchBoard", "make_board"]
-
-_made = 0  # boards made in this process: all ranks make them in the same order, so the prefix is the same everywhere
 
 
 class TorchBoard(_engine.Board):
@@ -72,11 +71,15 @@ AnyBoard = TorchBoard | _engine.MemoryBoard
 
 
 def make_board(group: dist.ProcessGroup | None) -> AnyBoard:
-    """The board of the ranks of `group`; of a world of one without torch.distributed it is memory."""
+    """The board of the ranks of `group`; of a world of one without torch.distributed it is memory. A collective call.
+
+    The prefix is new each time and comes by a broadcast. torchrun keeps one store over its restarts, so under any name
+    that a rank could work out by itself it might find what a dead one had left there, and follow that.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return _engine.MemoryBoard()
-    global _made
-    _made += 1
+    name = [secrets.token_hex(8)]  # not from a generator that belongs to the run
+    dist.broadcast_object_list(name, group=group, group_src=0)
     world = dist.distributed_c10d._get_default_group()
     store = dist.distributed_c10d._get_process_group_store(group if group is not None else world)
-    return TorchBoard(store, f"unbroken/{_made}")
+    return TorchBoard(store, f"unbroken/{name[0]}")

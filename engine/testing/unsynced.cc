@@ -74,12 +74,12 @@ Result<Held> Unsynced::will_change(std::string_view path) const {
 
 void Unsynced::did_make(std::string_view path) { did_change(path, Held{}); }
 
-void Unsynced::did_change(std::string_view path, Held before) {
+void Unsynced::did_change(std::string_view path, Held&& before) {
   const SplitPath split = split_path(path);
   names_[std::string(split.directory)].try_emplace(std::string(split.name), std::move(before));
 }
 
-void Unsynced::did_remove_directory(std::string_view path, Held before) {
+void Unsynced::did_remove_directory(std::string_view path, Held&& before) {
   forget_below(path);
   did_change(path, std::move(before));
 }

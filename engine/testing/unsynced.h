@@ -42,8 +42,8 @@ class Unsynced {
 
   // A name that was absent is there. An object's bytes are durable only if `finished`.
   void did_make(std::string_view path);
-  void did_change(std::string_view path, Held before);
-  void did_remove_directory(std::string_view path, Held before);
+  void did_change(std::string_view path, Held&& before);
+  void did_remove_directory(std::string_view path, Held&& before);
   void did_sync_directory(std::string_view path);
 
   // The object's bytes are not durable until did_finish() with the same number. Numbers are never 0.

@@ -177,8 +177,8 @@ TEST_P(Objects, AReaderReadsAnyRange) {
   auto reader = store().open("o", {});
   ASSERT_TRUE(is_ok(reader));
   ASSERT_EQ((*reader)->size(), bytes.size());
-  for (const std::size_t from : {0, 1, 4095, 4096, 20000, 20001}) {
-    for (const std::size_t length : {0, 1, 3, 4096, 8191, 20001}) {
+  for (const std::size_t from : {0U, 1U, 4095U, 4096U, 20000U, 20001U}) {
+    for (const std::size_t length : {0U, 1U, 3U, 4096U, 8191U, 20001U}) {
       std::string got(length, '?');
       const Status read = (*reader)->read_at(from, std::as_writable_bytes(std::span(got)));
       if (from + length <= bytes.size()) {

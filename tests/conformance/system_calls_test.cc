@@ -43,6 +43,7 @@ Status act(Store& store, const std::string& action) {
   return writer->finish(5000);
 }
 
+// Disabled, so that only run() below runs it.
 TEST(UnderStrace, DISABLED_Act) {
   auto store = open_posix_store(std::getenv("UNBROKEN_TEST_ROOT"), {});
   ASSERT_TRUE(is_ok(store));
@@ -148,7 +149,8 @@ TEST_F(SystemCalls, FinishSyncsAfterTheLastChangeAndBeforeItReturns) {
     const std::size_t sync = position(outcome, "fdatasync(", "/d/o>) = 0");
     EXPECT_LT(position(outcome, "ftruncate(", "/d/o>, 5000) = 0"), sync);
     for (std::size_t i = sync + 1; i < outcome.calls.size(); ++i) {
-      EXPECT_TRUE(outcome.calls[i].starts_with("close(")) << "after the sync: " << outcome.calls[i];
+      const std::string& call = outcome.calls[i];
+      EXPECT_TRUE(call.find("/d/o>") == std::string::npos || call.starts_with("close(")) << "after the sync: " << call;
     }
     EXPECT_EQ(store_->stat("d/o")->size, 5000U);
   }

@@ -193,7 +193,7 @@ Status MemoryStore::remove(std::string_view path) {
 
 Status MemoryStore::remove_directory(std::string_view path) {
   const std::lock_guard lock(mutex_);
-  if (const Status parent = check_parent("remove directory", path); !parent) {
+  if (Status parent = check_parent("remove directory", path); !parent) {
     if (parent.error().code == Code::kNotFound) return {};
     return parent;
   }

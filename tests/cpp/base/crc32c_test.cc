@@ -74,7 +74,7 @@ TEST(Crc32c, EveryWayAgreesAroundTheBordersOfItsLanes) {
   const auto& portable = crc32c_parts::ways().front();
   ASSERT_EQ(portable.name, "portable");
   for (const std::size_t lane : {std::size_t{256}, std::size_t{4096}, std::size_t{65536}}) {
-    for (const std::size_t lanes : {1, 2, 3, 4, 6, 7}) {
+    for (const std::size_t lanes : {1U, 2U, 3U, 4U, 6U, 7U}) {
       for (int off = -9; off <= 9; ++off) {
         const std::size_t size = lane * lanes + static_cast<std::size_t>(off);
         const auto part = std::span(bytes).subspan(3, size);

@@ -250,7 +250,7 @@ TEST_F(PowerLoss, RandomLossTakesAndLeavesEachUnsyncedNameSometimes) {
 }
 
 TEST_F(PowerLoss, RandomLossLeavesUnfinishedBytesWholeTruncatedZeroedOrEmpty) {
-  const std::string full(3 * 4096, 'x');
+  const std::string full(std::size_t{3} * 4096, 'x');
   bool whole = false;
   bool empty = false;
   bool truncated = false;

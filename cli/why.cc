@@ -210,7 +210,9 @@ int why(const WhyOptions& options) {
     if (row.unreadable) return report(unreadable(*row.unreadable));
   }
   if (next.kind != NextStart::Kind::kError) return kOk;
-  say_hint("`unbroken ls` shows the state of each attempt; allow_fresh=True starts again at step 0 on purpose");
+  say_hint(next.evidence.empty()
+               ? "install the version of Unbroken that wrote it, or a later one"
+               : "`unbroken ls` shows each attempt; allow_fresh=True starts again at step 0 on purpose");
   return kCheckFailed;
 }
 

@@ -5,7 +5,6 @@ import tempfile
 import pytest
 from cli_roots import Life
 
-
 SMALL = 70_000
 
 

@@ -114,6 +114,21 @@ def test_a_step_is_that_of_the_branch(root, names):
     assert twin != names["30"]
 
 
+def test_a_usable_attempt_of_a_step_goes_before_a_newer_damaged_one(root, names):
+    again = Life(root).settle().save(40, size=1000)
+    assert run("verify", root, "--step", "40").out.startswith(again)
+    (root / again / "__0_0.distcp").unlink()
+    assert run("verify", root, "--step", "40").out.startswith(f"{names['40']}  verified")
+
+
+def test_a_renamed_directory_is_damaged_although_each_file_is_right(root, names):
+    (root / names["40"]).rename(root / "step-50-g3-00000000")
+    answer = run("verify", root, "step-50-g3-00000000")
+    assert answer.code == 1
+    assert "damaged" in answer.out
+    assert names["40"] in answer.out
+
+
 @pytest.mark.parametrize("form", ["absolute", "slash", "dot", "link", "url", "with root"])
 def test_the_directory_of_an_attempt_can_be_named_itself(root, names, tmp_path, form):
     directory = root / names["40"]

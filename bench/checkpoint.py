@@ -28,7 +28,7 @@ _THREADS = (1, 2)
 
 
 def make_state(nbytes: int) -> dict[str, Any]:
-    """432 float32 tensors of about `nbytes` together: a third parameters, two thirds moments, plus a few plain values."""
+    """432 float32 tensors of about `nbytes` together, two thirds of them moments, and a few plain values."""
     elements = nbytes // 4 // _TENSORS
     width = 256
     shape = (elements // width, width)
@@ -163,6 +163,7 @@ def measure(place: Path, nbytes: int, rounds: int) -> list[Row]:
             row.peers.setdefault("dcp.async_save", []).append(asynchronous)
     for _ in range(rounds):
         for row, is_cold in ((cold, True), (warm, False)):
+
             def prepare(path: Path, is_cold: bool = is_cold) -> None:
                 if is_cold:
                     floors.drop_cache([path])

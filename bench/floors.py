@@ -1,7 +1,7 @@
 """What the machine gives a trivial program: the floors that every figure is a ratio to.
 
-Each function does its work once and returns seconds. They use the system calls directly, from Python threads that hold no
-GIL while the kernel or memmove works, so the interpreter costs microseconds a block.
+Each function does its work once and returns seconds. They use the system calls directly, from Python threads that hold
+no GIL while the kernel or memmove works, so the interpreter costs microseconds a block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of a benchmark: samples of ours, of a floor and of peers, as ratios with their spread, as a table and as JSON."""
+"""Rows of a benchmark: samples of ours, a floor and peers, as ratios with their spread, as a table and as JSON."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from rows import machine, table, write_json
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     checkpoint.add_arguments(parser)
-    parser.add_argument("--place", type=Path, default=Path(__file__).parent / "work", help="a directory on the disk to measure")
+    parser.add_argument(
+        "--place", type=Path, default=Path(__file__).parent / "work", help="a directory on the disk to measure"
+    )
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "checkpoint.json")
     arguments = parser.parse_args()
     quick = arguments.quick or os.environ.get("QUICK") == "1"

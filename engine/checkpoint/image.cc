@@ -27,7 +27,7 @@ constexpr std::string_view kEndSignature = "PK\x05\x06";
 constexpr std::uint64_t kLongestComment = 65535;
 // torch's reader looks for that record in windows of 4 KiB from the end, and fails when the record lies in a last window
 // that would begin before the file does. An archive of over 8 KiB never gets there.
-constexpr std::uint64_t kSmallArchive = 8 * 1024;
+constexpr std::uint64_t kSmallArchive = 8 * kKiB;
 constexpr std::uint64_t kLongestCommentOfSmall = 4000;
 
 // Room for an object that takes `length` now: it may grow by a quarter, and padding stays within a ZIP comment.

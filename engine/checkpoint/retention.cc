@@ -23,7 +23,7 @@ namespace {
 
 Status condemn(Store& store, const LifeContext& life, const std::string& name) {
   const nlohmann::json body = {{"life_id", life.life_id}, {"generation", life.generation}, {"time_ms", now_ms()}};
-  const Status written = store.create_whole(join_path(name, kRetiredName), bytes_of(seal_json(body.dump())));
+  Status written = store.create_whole(join_path(name, kRetiredName), bytes_of(seal_json(body.dump())));
   // One that is there already was condemned by a life that died before it went on.
   if (!written && written.error().code != Code::kAlreadyExists) return written;
   return store.sync_directory(name);
@@ -89,7 +89,7 @@ Status remove_attempt(Store& store, const LifeContext& life, const std::string& 
   UNBROKEN_CRASH_POINT("retention.1.condemned");
   if (Status fence = check_fence(store, life); !fence) return pardon(store, name, std::move(fence).error());
   UNBROKEN_CRASH_POINT("retention.2.generations_checked");
-  const Status unmarked = store.remove(join_path(name, kMarkerName));
+  Status unmarked = store.remove(join_path(name, kMarkerName));
   if (!unmarked && unmarked.error().code != Code::kNotFound) return unmarked;
   UNBROKEN_TRY(store.sync_directory(name));
   UNBROKEN_CRASH_POINT("retention.3.marker_removed");

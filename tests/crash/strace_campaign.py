@@ -1,10 +1,11 @@
 """Faults from outside: strace kills or fails one system call of the real process, in turn, and the run must survive it.
 
-What we inject ourselves shares our blind spots, so here the engine is the one that is shipped and the fault comes from the
-kernel's side. A process that has imported torch and unbroken forks a child for each point; strace attaches to it and injects
-SIGKILL, EIO or ENOSPC at the n-th call of one system call that changes files. The child resumes a run that has three
-checkpoints, trains on, saves twice and retains. Afterwards two fresh starts, one after the other, must find the same
-checkpoint, at least as new as the newest that the child had reported durable, with exactly the state of that step.
+What we inject ourselves shares our blind spots, so here the engine is the one that is shipped and the fault comes from
+the kernel's side. A process that has imported torch and unbroken forks a child for each point; strace attaches to it
+and injects SIGKILL, EIO or ENOSPC at the n-th call of one system call that changes files. The child resumes a run that
+has three checkpoints, trains on, saves twice and retains. Afterwards two fresh starts, one after the other, must find
+the same checkpoint, at least as new as the newest that the child had reported durable, with exactly the state of that
+step.
 
     python tests/crash/strace_campaign.py --all
     python tests/crash/strace_campaign.py --sample 10 --seed 7
@@ -36,8 +37,20 @@ import torch
 
 import unbroken
 
-# All system calls by which the engine changes files. strace counts calls a thread, so `when` is the n-th of some thread.
-SYSCALLS = ("fallocate", "pwrite64", "ftruncate", "fdatasync", "fsync", "renameat", "linkat", "unlinkat", "mkdirat", "mkdir")
+# All system calls by which the engine changes files. strace counts the calls of each thread, so `when` is the n-th of
+# some thread.
+SYSCALLS = (
+    "fallocate",
+    "pwrite64",
+    "ftruncate",
+    "fdatasync",
+    "fsync",
+    "renameat",
+    "linkat",
+    "unlinkat",
+    "mkdirat",
+    "mkdir",
+)
 FAULTS = ("KILL", "EIO", "ENOSPC")
 # What these cannot say: a name or a sync has no need of space.
 IMPOSSIBLE = {("ENOSPC", call) for call in ("unlinkat", "ftruncate")}
@@ -260,7 +273,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="unbroken-strace-") as place:
         campaign = Campaign(Path(place))
         points = campaign.points()
-        chosen = points if arguments.all else random.Random(arguments.seed).sample(points, min(arguments.sample, len(points)))
+        chosen = (
+            points
+            if arguments.all
+            else random.Random(arguments.seed).sample(points, min(arguments.sample, len(points)))
+        )
         print(f"{len(chosen)} of {len(points)} points, seed {arguments.seed}", flush=True)
         for point in chosen:
             try:

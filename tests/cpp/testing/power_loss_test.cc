@@ -273,6 +273,34 @@ TEST_F(PowerLoss, RandomLossLeavesUnfinishedBytesWholeTruncatedZeroedOrEmpty) {
   EXPECT_TRUE(whole && empty && truncated && zeroed);
 }
 
+TEST_F(PowerLoss, RandomLossBringsARemovedDirectoryBackInPart) {
+  std::set<std::size_t> seen;  // entries that are back; 9: not even the directory
+  for (std::uint64_t seed = 0; seed < 64; ++seed) {
+    MemoryStore memory;
+    FaultStore store(memory);
+    ASSERT_TRUE(store.make_directory("d"));
+    for (const char* name : {"d/1", "d/2"}) ASSERT_TRUE(store.publish(name, bytes_of("x")));
+    for (const char* directory : {"d", ""}) ASSERT_TRUE(store.sync_directory(directory));
+    ASSERT_TRUE(store.remove_directory("d"));
+    ASSERT_TRUE(store.lose_unsynced(seed, Loss::kRandom));
+    const auto left = store.list("d");
+    seen.insert(left ? left->size() : 9);
+  }
+  EXPECT_EQ(seen, (std::set<std::size_t>{0, 1, 2, 9}));
+}
+
+TEST_F(PowerLoss, TheWriterOfARemovedFileMakesNoNewOneOfThatNameDurable) {
+  auto old_one = store_.create("f", 3);
+  ASSERT_TRUE(old_one);
+  ASSERT_TRUE(store_.remove("f"));
+  write("f", "new", false);
+  ASSERT_TRUE((*old_one)->finish(0));
+  ASSERT_TRUE(store_.sync_directory(""));
+  EXPECT_EQ(content("f"), "new");
+  lose_all();
+  EXPECT_EQ(content("f"), "");
+}
+
 TEST_F(PowerLoss, TheSameSeedLosesTheSame) {
   const auto outcome = [](std::uint64_t seed) {
     MemoryStore memory;

@@ -10,6 +10,7 @@
 #include "bindings/errors.h"
 #include "bindings/handles.h"
 #include "checkpoint/image.h"
+#include "checkpoint/plain.h"
 #include "checkpoint/recovery.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/shard.h"
@@ -100,15 +101,21 @@ void bind_image(nb::module_& module) {
       .def("object_file", &Image::object_file_name);
 }
 
+PlainNames plain_names(std::optional<std::uint64_t> only_rank) {
+  return only_rank ? PlainNames::of_rank(*only_rank) : PlainNames();
+}
+
 // Reads go on in engine threads while Python may drop the store, so the reader holds it.
 struct ReaderHandle {
   std::shared_ptr<Store> store;
   std::unique_ptr<AttemptReader> reader;
 };
 
-ReaderHandle open_reader(const StoreHandle& store, const std::string& attempt) {
+ReaderHandle open_reader(const StoreHandle& store, const std::string& attempt, std::optional<std::uint64_t> only_rank) {
   const nb::gil_scoped_release released;
-  return {.store = store.store, .reader = unwrap(AttemptReader::open(*store.store, attempt))};
+  const PlainNames names = plain_names(only_rank);
+  return {.store = store.store,
+          .reader = unwrap(AttemptReader::open(*store.store, attempt, names.manifest, names.marker))};
 }
 
 std::vector<PlacedSlot> slots_of(const ReaderHandle& self, const std::string& file) {
@@ -149,10 +156,11 @@ void bind_reader(nb::module_& module) {
                            "Verified reads of one attempt. Thread-safe; blocks without the GIL.")
       .def(
           "__init__",
-          [](ReaderHandle* self, const StoreHandle& store, const std::string& attempt) {
-            new (self) ReaderHandle(open_reader(store, attempt));
+          [](ReaderHandle* self, const StoreHandle& store, const std::string& attempt,
+             std::optional<std::uint64_t> only_rank) {
+            new (self) ReaderHandle(open_reader(store, attempt, only_rank));
           },
-          "store"_a, "attempt"_a)
+          "store"_a, "attempt"_a, nb::kw_only(), "only_rank"_a = nb::none())
       .def(
           "manifest", [](const ReaderHandle& self) { return manifest_body(self.reader->manifest()); },
           "The root of the manifest, as JSON.")
@@ -344,7 +352,45 @@ void bind_saver(nb::module_& module) {
 
 }  // namespace
 
+namespace {
+
+void bind_plain(nb::module_& module) {
+  module.def(
+      "prepare_plain",
+      [](const StoreHandle& store, bool overwrite, std::optional<std::uint64_t> only_rank) {
+        const nb::gil_scoped_release released;
+        unwrap(prepare_plain(*store.store, plain_names(only_rank), overwrite));
+      },
+      "store"_a, nb::kw_only(), "overwrite"_a, "only_rank"_a = nb::none(),
+      "Makes way for a checkpoint in the store's root; AlreadyExistsError when one is there and may not be replaced.");
+  module.def(
+      "write_plain_rank",
+      [](const StoreHandle& store, const Image& image, int threads) {
+        const nb::gil_scoped_release released;
+        unwrap(write_plain_rank(*store.store, image, threads));
+      },
+      "store"_a, "image"_a, nb::kw_only(), "threads"_a = 2, "Writes one rank's files, durable.");
+  module.def(
+      "commit_plain",
+      [](const StoreHandle& store, const nb::bytes& marker, std::uint64_t world_size,
+         std::optional<std::uint64_t> only_rank, const std::string& versions) {
+        const std::string content(view_of(marker));
+        const nb::gil_scoped_release released;
+        unwrap(commit_plain(*store.store,
+                            {.names = plain_names(only_rank),
+                             .world_size = world_size,
+                             .only_rank = only_rank,
+                             .versions = versions},
+                            content));
+      },
+      "store"_a, "marker"_a, nb::kw_only(), "world_size"_a, "only_rank"_a = nb::none(), "versions"_a = "{}",
+      "When all ranks have written: publishes the manifest and `.metadata`.");
+}
+
+}  // namespace
+
 void bind_checkpoint(nb::module_& module) {
+  bind_plain(module);
   bind_image(module);
   bind_reader(module);
   bind_recovery(module);

@@ -28,7 +28,7 @@ using Sizes = std::map<std::string, std::uint64_t, std::less<>>;
 
 Status check_size(const Sizes& sizes, std::string_view attempt, std::string_view file, std::uint64_t length) {
   const auto found = sizes.find(file);
-  if (found == sizes.end()) return make_error(Code::kDamaged, fmt::format("{}/{} is missing", attempt, file));
+  if (found == sizes.end()) return make_error(Code::kDamaged, fmt::format("{} is missing", join_path(attempt, file)));
   if (found->second != length) {
     return make_error(Code::kDamaged,
                       fmt::format("{}/{} has {} bytes, {} were written", attempt, file, found->second, length));
@@ -41,9 +41,11 @@ Status check_lengths(AttemptReader& reader, const Sizes& sizes) {
   if (auto metadata = reader.metadata(); !metadata) return std::move(metadata).error();
   const auto& parts = reader.manifest().parts;
   for (std::uint64_t rank = 0; rank < parts.size(); ++rank) {
+    if (!parts[rank].present()) continue;
     UNBROKEN_TRY(check_size(sizes, attempt, part_name(rank), parts[rank].length));
   }
   return parallel_for(parts.size(), kThreads, [&](std::size_t rank) -> Status {
+    if (!parts[rank].present()) return {};
     UNBROKEN_ASSIGN(const RankPart* part, reader.part(rank));
     for (const auto& file : part->files) UNBROKEN_TRY(check_size(sizes, attempt, file.name, file.length));
     return {};
@@ -76,7 +78,12 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
   }
   if (depth >= Depth::kLengths) UNBROKEN_TRY(check_lengths(*reader, sizes));
   if (depth >= Depth::kChecksums) UNBROKEN_TRY(reader->verify(kThreads, progress));
-  set_state(info, verdict.on_branch ? AttemptState::kComplete : AttemptState::kOrphan, verdict.reason);
+  if (named) {
+    set_state(info, verdict.on_branch ? AttemptState::kComplete : AttemptState::kOrphan, verdict.reason);
+  } else {
+    info.on_branch = false;
+    set_state(info, AttemptState::kForeign, "a whole checkpoint that is no attempt of this run: a copy, or another's");
+  }
   return {};
 }
 
@@ -152,6 +159,8 @@ Result<Catalog> read_catalog(Store& store, Depth depth) {
     auto info = inspect_attempt(store, entry.name, catalog.generations, depth);
     if (!info) {
       if (info.error().code == Code::kNotFound) continue;  // removed since it was listed
+      // Somebody else's, such as lost+found at a mount point.
+      if (info.error().code == Code::kPermission && !parse_attempt_directory(entry.name)) continue;
       return std::move(info).error();
     }
     // A directory that is neither an attempt nor a checkpoint is none of our business.

@@ -59,6 +59,9 @@ struct PartEntry {
   std::uint64_t length = 0;
   std::uint32_t crc = 0;
   std::uint64_t data_bytes = 0;  // of the rank's shard files together
+
+  // No document has length 0: it stands for a rank that has no part in this checkpoint (plain.h).
+  bool present() const { return length != 0; }
 };
 
 struct Manifest {

@@ -89,8 +89,8 @@ Status read_chunk(const ChunkRead& task, std::string_view attempt) {
   UNBROKEN_TRY(task.reader->read_at(begin, memory));
   if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
     return make_error(Code::kDamaged,
-                      fmt::format("read {}/{}: bytes {} to {} are not what was written (checksum differs)", attempt,
-                                  task.file->name, begin, begin + bytes));
+                      fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
+                                  join_path(attempt, task.file->name), begin, begin + bytes));
   }
   if (!in_place) {
     for (const auto& piece : task.pieces)
@@ -164,21 +164,24 @@ Result<std::string> read_checked(Store& store, const std::string& path, std::uin
   return content;
 }
 
-Result<std::unique_ptr<AttemptReader>> AttemptReader::open(Store& store, std::string_view attempt) {
-  const std::string path = join_path(attempt, kManifestName);
+Result<std::unique_ptr<AttemptReader>> AttemptReader::open(Store& store, std::string_view attempt,
+                                                           std::string_view manifest_name,
+                                                           std::string_view marker_name) {
+  const std::string path = join_path(attempt, manifest_name);
   UNBROKEN_ASSIGN(const std::string document, store.read(path, kMaxJsonBytes));
   UNBROKEN_ASSIGN(Manifest manifest, decode_manifest(document, path));
-  return std::unique_ptr<AttemptReader>(new AttemptReader(store, std::string(attempt), std::move(manifest)));
+  return std::unique_ptr<AttemptReader>(
+      new AttemptReader(store, std::string(attempt), std::string(marker_name), std::move(manifest)));
 }
 
 Result<std::string> AttemptReader::metadata() {
-  return read_checked(store_, join_path(attempt_, kMarkerName), manifest_.metadata_length, manifest_.metadata_crc);
+  return read_checked(store_, join_path(attempt_, marker_name_), manifest_.metadata_length, manifest_.metadata_crc);
 }
 
 Result<const RankPart*> AttemptReader::part(std::uint64_t rank) {
   const std::lock_guard lock(mutex_);
   if (const auto found = parts_.find(rank); found != parts_.end()) return &found->second;
-  if (rank >= manifest_.parts.size()) {
+  if (rank >= manifest_.parts.size() || !manifest_.parts[rank].present()) {
     return make_error(Code::kNotFound, fmt::format("read {}: there is no rank {} in it", attempt_, rank));
   }
   const std::string path = join_path(attempt_, part_name(rank));
@@ -222,8 +225,9 @@ Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
     const std::uint64_t length = open_file.file->length;
     if (range.into.size() > length || range.offset > length - range.into.size()) {
       return make_error(Code::kDamaged,
-                        fmt::format("read {}/{}: bytes {} to {} lie outside the file ({} bytes)", attempt_, range.file,
-                                    range.offset, range.offset + range.into.size(), length));
+                        fmt::format("read {}: bytes {} to {} lie outside the file ({} bytes)",
+                                    join_path(attempt_, range.file), range.offset, range.offset + range.into.size(),
+                                    length));
     }
     for (std::uint64_t done = 0; done < range.into.size();) {
       const std::uint64_t at = range.offset + done;
@@ -247,6 +251,7 @@ Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t
   for (const auto& entry : manifest_.parts) total += entry.data_bytes;
   std::atomic<std::uint64_t> done{0};
   for (std::uint64_t rank = 0; rank < manifest_.parts.size(); ++rank) {
+    if (!manifest_.parts[rank].present()) continue;
     UNBROKEN_ASSIGN(const RankPart* part, this->part(rank));
     for (const auto& file : part->files) {
       UNBROKEN_ASSIGN(const auto reader, open_checked(store_, attempt_, file));

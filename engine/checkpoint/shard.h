@@ -40,7 +40,9 @@ struct ReadRange {
 class AttemptReader {
  public:
   // Reads and checks the root of the manifest. The store must outlive the reader.
-  static Result<std::unique_ptr<AttemptReader>> open(Store& store, std::string_view attempt);
+  static Result<std::unique_ptr<AttemptReader>> open(Store& store, std::string_view attempt,
+                                                     std::string_view manifest_name = kManifestName,
+                                                     std::string_view marker_name = kMarkerName);
 
   const Manifest& manifest() const { return manifest_; }
   const std::string& attempt() const { return attempt_; }
@@ -60,11 +62,15 @@ class AttemptReader {
   Status verify(int threads, const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 
  private:
-  AttemptReader(Store& store, std::string attempt, Manifest manifest)
-      : store_(store), attempt_(std::move(attempt)), manifest_(std::move(manifest)) {}
+  AttemptReader(Store& store, std::string attempt, std::string marker_name, Manifest manifest)
+      : store_(store),
+        attempt_(std::move(attempt)),
+        marker_name_(std::move(marker_name)),
+        manifest_(std::move(manifest)) {}
 
   Store& store_;
   std::string attempt_;
+  std::string marker_name_;
   Manifest manifest_;
   std::mutex mutex_;  // guards parts_
   std::map<std::uint64_t, RankPart> parts_;

@@ -143,7 +143,8 @@ Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const
     }
     // Evidence that something was complete on this branch: a start that found nothing must not pass for a fresh one.
     // One that was refused is off the branch of the older one that was tried instead, and no less there for that.
-    const bool was_committed = info.has_marker && (info.on_branch || !info.has_record || refusal != refusals.end());
+    const bool has_whole_marker = info.has_marker && info.state != AttemptState::kIncomplete;
+    const bool was_committed = has_whole_marker && (info.on_branch || !info.has_record || refusal != refusals.end());
     if (was_committed || (options.step && asked_for)) {
       const std::string reason = refusal != refusals.end() ? "refused before: " + refusal->reason
                                  : !info.has_record ? fmt::format("generation {}, which wrote it, has no record in {}/",

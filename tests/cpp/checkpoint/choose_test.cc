@@ -52,6 +52,15 @@ TEST(Choose, TheNewestCompleteOne) {
   EXPECT_EQ(choose_from(history), History::name(ten));
 }
 
+TEST(Choose, ATornMarkerCommittedNothing) {
+  History history;
+  history.start_fresh();
+  history.save(10, false);
+  Catalog catalog = history.catalog();
+  catalog.attempts[0].has_marker = true;  // and incomplete
+  EXPECT_EQ(choose(catalog, {}, {}).kind, Kind::kFresh);
+}
+
 TEST(Choose, ManyIncompleteOnesDoNotHideTheLastGoodOne) {
   History history;
   history.start_fresh();

@@ -96,21 +96,24 @@ Result<StepDecision> Decider::hear_decision(std::uint64_t step, std::uint64_t nu
   JsonFields fields(parsed, "a decision");
   const std::uint64_t decided_step = fields.u64("step");
   const std::string action = fields.text("action");
-  StepDecision decision{.action = Action::kDeferred, .attempt = fields.text("attempt"), .sequence = fields.u64("sequence"),
+  StepDecision decision{.action = Action::kDeferred,
+                        .attempt = fields.text("attempt"),
+                        .sequence = fields.u64("sequence"),
                         .plan_anew = parsed.value("plan_anew", false)};
   UNBROKEN_TRY(fields.finish());
   if (decided_step != step) {
-    return make_error(Code::kInvalidArgument,
-                      fmt::format("save at step {}: the coordinator decides about step {}; the ranks are not in step, call "
-                                  "step() and save() equally often on all of them",
-                                  step, decided_step));
+    return make_error(
+        Code::kInvalidArgument,
+        fmt::format("save at step {}: the coordinator decides about step {}; the ranks are not in step, call "
+                    "step() and save() equally often on all of them",
+                    step, decided_step));
   }
   if (action == action_name(Action::kSave)) decision.action = Action::kSave;
   if (action == action_name(Action::kStop)) decision.action = Action::kStop;
   return decision;
 }
 
-void Decider::await_release(std::string attempt, std::vector<std::uint64_t> ranks) {
+void Decider::await_release(std::string_view attempt, std::span<const std::uint64_t> ranks) {
   for (const std::uint64_t rank : ranks) awaited_.push_back(attempt_key(life_, attempt, fmt::format("done/{}", rank)));
 }
 
@@ -126,8 +129,8 @@ Result<bool> Decider::others_busy(Deadline deadline) {
 }
 
 void Decider::forget_old_keys(std::uint64_t step) {
-  // A rank that is at this step has seen all others leave the last one, so all have read what was meant for the one before. A
-  // note for this very step may be unread: other ranks are still on their way to it.
+  // A rank that is at this step has seen all others leave the last one, so all have read what was meant for the one
+  // before. A note for this very step may be unread: other ranks are still on their way to it.
   std::vector<std::string> old;
   std::erase_if(posted_, [&](const Posted& posted) {
     if (posted.step + 1 >= step) return false;

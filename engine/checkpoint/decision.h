@@ -1,14 +1,15 @@
 // When the ranks save: one decision, the same on all of them, without a collective.
 //
-// A save that is due by the count of steps is known to all ranks; they wait for the coordinator's word on it. What only one
-// rank knows (time has come, a deferred save can now be made, a signal arrived) is posted for the *next* step: ranks in
-// lockstep cannot finish that step before the poster has begun it, so none can miss the note.
-// Threads: the training thread of a rank. Blocking: one look at the board a step (none in a world of one); on a step where a
-// save is due, until the coordinator has decided, within the deadline. Errors: kDeadline, kUnavailable; the rank then takes
-// no part in the attempt, which fails by its name. Crash: nothing is left.
+// A save that is due by the count of steps is known to all ranks; they wait for the coordinator's word on it. What only
+// one rank knows (time has come, a deferred save can now be made, a signal arrived) is posted for the *next* step:
+// ranks in lockstep cannot finish that step before the poster has begun it, so none can miss the note.
+// Threads: the training thread of a rank. Blocking: one look at the board a step (none in a world of one); on a step
+// where a save is due, until the coordinator has decided, within the deadline. Errors: kDeadline, kUnavailable; the
+// rank then takes no part in the attempt, which fails by its name. Crash: nothing is left.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,12 @@
 namespace unbroken {
 
 struct StepRequest {
-  bool due = false;        // by count of steps, or asked for; equal on all ranks
-  bool wanted = false;     // coordinator: a save should come soon (time, or one that was deferred)
-  bool stop = false;       // this rank was asked to stop
-  bool busy = false;       // this rank's arena is in use
+  bool due = false;          // by count of steps, or asked for; equal on all ranks
+  bool wanted = false;       // coordinator: a save should come soon (time, or one that was deferred)
+  bool stop = false;         // this rank was asked to stop
+  bool busy = false;         // this rank's arena is in use
   bool is_explicit = false;  // never deferred; the caller's own arena is free
-  bool plan_anew = false;  // coordinator: the structure differs from the plan
+  bool plan_anew = false;    // coordinator: the structure differs from the plan
 };
 
 struct StepDecision {
@@ -44,7 +45,7 @@ class Decider {
   Result<StepDecision> decide(std::uint64_t step, const StepRequest& request);
 
   // Coordinator: ranks that had not voted in `attempt` are busy until they say that they have stopped.
-  void await_release(std::string attempt, std::vector<std::uint64_t> ranks);
+  void await_release(std::string_view attempt, std::span<const std::uint64_t> ranks);
 
  private:
   bool coordinator() const { return life_.rank == 0; }
@@ -61,7 +62,7 @@ class Decider {
   std::uint64_t decisions_ = 0;
   std::uint64_t sequence_ = 0;
   bool stop_posted_ = false;
-  std::vector<std::string> awaited_;      // keys that busy ranks will set
+  std::vector<std::string> awaited_;  // keys that busy ranks will set
   struct Posted {
     std::uint64_t step = 0;  // at which the ranks read it
     std::string key;

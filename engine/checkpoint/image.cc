@@ -25,8 +25,8 @@ constexpr auto kLongestStaging = std::chrono::minutes(10);
 constexpr std::size_t kEndRecord = 22;
 constexpr std::string_view kEndSignature = "PK\x05\x06";
 constexpr std::uint64_t kLongestComment = 65535;
-// torch's reader looks for that record in windows of 4 KiB from the end, and fails when the record lies in a last window
-// that would begin before the file does. An archive of over 8 KiB never gets there.
+// torch's reader looks for that record in windows of 4 KiB from the end, and fails when the record lies in a last
+// window that would begin before the file does. An archive of over 8 KiB never gets there.
 constexpr std::uint64_t kSmallArchive = 8 * kKiB;
 constexpr std::uint64_t kLongestCommentOfSmall = 4000;
 
@@ -59,8 +59,9 @@ void pad_archive(std::span<std::byte> slot, std::uint64_t length) {
 Result<std::size_t> ImageBuilder::add_tensor(std::string head, std::uint64_t data_length, std::string tail) {
   const std::uint64_t length = head.size() + data_length + tail.size();
   if (length > max_file_bytes_) {
-    return make_error(Code::kInvalidArgument, fmt::format("plan a checkpoint: a piece of {} is larger than a file may be ({})",
-                                                          format_bytes(length), format_bytes(max_file_bytes_)));
+    return make_error(Code::kInvalidArgument,
+                      fmt::format("plan a checkpoint: a piece of {} is larger than a file may be ({})",
+                                  format_bytes(length), format_bytes(max_file_bytes_)));
   }
   std::uint64_t offset = file_lengths_.empty() ? 0 : align_up(file_lengths_.back(), kArchiveAlignment);
   if (file_lengths_.empty() || offset + length > max_file_bytes_) {
@@ -69,8 +70,12 @@ Result<std::size_t> ImageBuilder::add_tensor(std::string head, std::uint64_t dat
   }
   file_lengths_.back() = offset + length;
   const Slot slot{.offset = offset, .length = length, .data_offset = head.size(), .data_length = data_length};
-  tensors_.push_back({.number = slots_, .head = std::move(head), .data_length = data_length, .tail = std::move(tail),
-                      .file = file_lengths_.size() - 1, .slot = slot});
+  tensors_.push_back({.number = slots_,
+                      .head = std::move(head),
+                      .data_length = data_length,
+                      .tail = std::move(tail),
+                      .file = file_lengths_.size() - 1,
+                      .slot = slot});
   return slots_++;
 }
 
@@ -154,7 +159,8 @@ Result<std::vector<Image::Piece>> Image::cut(std::span<const CopyIn> copies) con
   std::vector<Piece> pieces;
   pieces.reserve(copies.size());
   for (const auto& copy : copies) {
-    if (copy.slot >= places_.size() || places_[copy.slot].is_object || copy.bytes != places_[copy.slot].slot.data_length) {
+    if (copy.slot >= places_.size() || places_[copy.slot].is_object ||
+        copy.bytes != places_[copy.slot].slot.data_length) {
       return make_error(Code::kInvalidArgument,
                         fmt::format("stage a checkpoint: slot {} does not take {} bytes", copy.slot, copy.bytes));
     }
@@ -169,7 +175,8 @@ Result<std::vector<Image::Piece>> Image::cut(std::span<const CopyIn> copies) con
 
 Status Image::stage(std::span<const CopyIn> copies, int threads) {
   if (!usable()) {
-    return make_error(Code::kInvalidArgument, "stage a checkpoint: this process is a fork of the one that made the arena");
+    return make_error(Code::kInvalidArgument,
+                      "stage a checkpoint: this process is a fork of the one that made the arena");
   }
   const auto pieces = cut(copies);
   if (!pieces) {
@@ -229,22 +236,24 @@ Status Image::await_staged(std::span<const std::byte> bytes) const {
 
 Result<bool> Image::place_objects(std::span<const std::string_view> archives) {
   if (!usable()) {
-    return make_error(Code::kInvalidArgument, "stage a checkpoint: this process is a fork of the one that made the arena");
+    return make_error(Code::kInvalidArgument,
+                      "stage a checkpoint: this process is a fork of the one that made the arena");
   }
   if (archives.size() != object_numbers_.size()) {
-    return make_error(Code::kInvalidArgument, fmt::format("stage a checkpoint: {} objects for {} slots", archives.size(),
-                                                          object_numbers_.size()));
+    return make_error(Code::kInvalidArgument, fmt::format("stage a checkpoint: {} objects for {} slots",
+                                                          archives.size(), object_numbers_.size()));
   }
   bool changed = false;
   std::vector<std::uint64_t> lengths;
   for (std::size_t i = 0; i < archives.size(); ++i) {
     if (!ends_with_plain_end_record(archives[i])) {
-      return make_error(Code::kInvalidArgument, "stage a checkpoint: an object is not an archive as torch.save writes it");
+      return make_error(Code::kInvalidArgument,
+                        "stage a checkpoint: an object is not an archive as torch.save writes it");
     }
     const std::uint64_t capacity = places_[object_numbers_[i]].slot.length;
     lengths.push_back(archives[i].size());
-    changed = changed || archives[i].size() > capacity ||
-              capacity - archives[i].size() > longest_padding(archives[i].size());
+    changed =
+        changed || archives[i].size() > capacity || capacity - archives[i].size() > longest_padding(archives[i].size());
   }
   if (changed) UNBROKEN_TRY(lay_out_objects(lengths));
   for (std::size_t i = 0; i < archives.size(); ++i) {

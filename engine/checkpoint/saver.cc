@@ -19,7 +19,7 @@ Saver::Saver(Store& store, Board& board, const Start& start, SaverOptions option
 Result<StepDecision> Saver::decide(std::uint64_t step, const StepRequest& request) {
   {
     const std::lock_guard lock(mutex_);
-    if (!unreleased_ranks_.empty()) decider_.await_release(unreleased_attempt_, std::move(unreleased_ranks_));
+    if (!unreleased_ranks_.empty()) decider_.await_release(unreleased_attempt_, unreleased_ranks_);
     unreleased_ranks_.clear();
   }
   return decider_.decide(step, request);

@@ -1,9 +1,9 @@
 // The order of one epoch: a keyed bijection of [0, samples), and its inverse, each index on its own.
 //
 // A Feistel network over the smallest power of two that holds all samples (below 2 x samples), walked until it lands
-// inside: constant time on average (under two evaluations an index) and constant memory, whatever the number of samples.
-// It mixes well and is no secret: it is not meant to resist an attacker. Normative definition, with all constants:
-// docs/order.md; golden values: tests/cpp/order/permutation_test.cc.
+// inside: constant time on average (under two evaluations an index) and constant memory, whatever the number of
+// samples. It mixes well and is no secret: it is not meant to resist an attacker. Normative definition, with all
+// constants: docs/order.md; golden values: tests/cpp/order/permutation_test.cc.
 // Owns a few hundred bytes. Threads: immutable, any thread. Blocks never. Errors: only make() has one.
 #pragma once
 

@@ -5,8 +5,8 @@
 // older object, a directory that was removed. A directory whose own name is not durable vanishes with all in it,
 // however well that is synced.
 //
-// Kept is, for each such name, what it held at the last sync, contents included, so this is for stores of test size. Not
-// thread-safe; the owner calls `will_…` before a change, `did_…` after it, with no other change in between.
+// Kept is, for each such name, what it held at the last sync, contents included, so this is for stores of test size.
+// Not thread-safe; the owner calls `will_…` before a change, `did_…` after it, with no other change in between.
 #pragma once
 
 #include <cstdint>

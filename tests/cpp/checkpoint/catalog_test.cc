@@ -33,7 +33,8 @@ class CatalogTest : public testing::Test {
   std::vector<std::string> names_;
 };
 
-constexpr std::string_view kFiles[] = {"__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp", "__0.json", "__1.json", ".metadata"};
+constexpr std::string_view kFiles[] = {"__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp",
+                                       "__0.json",     "__1.json",     ".metadata"};
 
 TEST_F(CatalogTest, NewestFirstAndComplete) {
   const Catalog catalog = read_catalog(store_, Depth::kChecksums).value();
@@ -63,7 +64,8 @@ TEST_F(CatalogTest, EveryMissingShortLongOrChangedFileIsDamage) {
       EXPECT_EQ(info.state, torn ? AttemptState::kIncomplete : AttemptState::kDamaged) << file << " " << bad.size();
       EXPECT_TRUE(torn || info.reason.find(file) != std::string::npos) << info.reason;
       if (bad.size() != good.size() && !torn) {
-        EXPECT_EQ(inspect(names_[2], Depth::kLengths).state, AttemptState::kDamaged) << "lengths show it, too: " << file;
+        EXPECT_EQ(inspect(names_[2], Depth::kLengths).state, AttemptState::kDamaged)
+            << "lengths show it, too: " << file;
       }
     }
     ASSERT_TRUE(store_.remove(path(file)));

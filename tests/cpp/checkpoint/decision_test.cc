@@ -117,8 +117,8 @@ TEST_P(DecisionTest, ABusyCoordinatorDefersAndSavesAtTheFirstStepAfterItIsFree) 
 
 TEST_P(DecisionTest, TimeIsKnownToTheCoordinatorAloneAndAllSaveTogether) {
   Ranks ranks(GetParam());
-  const auto heard =
-      ranks.run(6, [](std::uint64_t rank, std::uint64_t step) { return StepRequest{.wanted = rank == 0 && step == 3}; });
+  const auto heard = ranks.run(
+      6, [](std::uint64_t rank, std::uint64_t step) { return StepRequest{.wanted = rank == 0 && step == 3}; });
   expect_equal_on_all(heard);
   for (std::uint64_t step = 1; step <= 6; ++step) {
     EXPECT_EQ(heard[step][0].action == Action::kSave, step == (GetParam() == 1 ? 3u : 4u)) << step;
@@ -135,7 +135,8 @@ TEST_P(DecisionTest, AnExplicitSaveIsNeverDeferred) {
 
 TEST_P(DecisionTest, APlanThatDiffersIsMadeAnewByAll) {
   Ranks ranks(GetParam());
-  const auto heard = ranks.run(2, [](std::uint64_t rank, auto) { return StepRequest{.due = true, .plan_anew = rank == 0}; });
+  const auto heard =
+      ranks.run(2, [](std::uint64_t rank, auto) { return StepRequest{.due = true, .plan_anew = rank == 0}; });
   expect_equal_on_all(heard);
   EXPECT_TRUE(heard[1].back().plan_anew);
 }
@@ -143,8 +144,8 @@ TEST_P(DecisionTest, APlanThatDiffersIsMadeAnewByAll) {
 TEST_P(DecisionTest, AStopOfAnyRankIsAStopOfAllAtOneStep) {
   for (std::uint64_t who = 0; who < GetParam(); ++who) {
     Ranks ranks(GetParam());
-    const auto heard =
-        ranks.run(6, [&](std::uint64_t rank, std::uint64_t step) { return StepRequest{.stop = rank == who && step >= 3}; });
+    const auto heard = ranks.run(
+        6, [&](std::uint64_t rank, std::uint64_t step) { return StepRequest{.stop = rank == who && step >= 3}; });
     expect_equal_on_all(heard);
     EXPECT_EQ(heard[GetParam() == 1 ? 3 : 4][0].action, Action::kStop);
     EXPECT_NE(heard[GetParam() == 1 ? 3 : 4][0].attempt, "") << "a stop saves, too";
@@ -176,7 +177,8 @@ TEST_P(DecisionTest, WhateverComesTogetherAllRanksDoTheSame) {
       // Announced for the next step, or for the one after where a save was announced already.
       ASSERT_TRUE(!stopped || (step >= first && step <= first + 2)) << "seed " << seed + round;
     }
-    const bool any = std::any_of(heard.begin(), heard.end(), [](const auto& step) { return step[0].action == Action::kStop; });
+    const bool any =
+        std::any_of(heard.begin(), heard.end(), [](const auto& step) { return step[0].action == Action::kStop; });
     EXPECT_TRUE(any || first + 2 > 25) << "seed " << seed + round;
   }
 }
@@ -191,9 +193,8 @@ TEST_P(DecisionTest, TheBoardDoesNotGrow) {
   EXPECT_LE(most.load(), 12u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DecisionTest, testing::Values(1, 2, 3), [](const auto& info) {
-  return "World" + std::to_string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(Worlds, DecisionTest, testing::Values(1, 2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 TEST(Decision, RanksThatAreOutOfStepAreToldSo) {
   MemoryBoard board;
@@ -231,7 +232,9 @@ TEST(Decision, APeriodicSaveIsDeferredWhileALateRankIsBusyAndAnExplicitOneWaits)
 
 // --- Votes ---
 
-Vote good_vote() { return {.structure = "s", .part = {.length = 5, .crc = 7, .data_bytes = 9}, .object_slots = {}, .error = {}}; }
+Vote good_vote() {
+  return {.structure = "s", .part = {.length = 5, .crc = 7, .data_bytes = 9}, .object_slots = {}, .error = {}};
+}
 
 TEST(Votes, RoundTrip) {
   Vote vote = good_vote();

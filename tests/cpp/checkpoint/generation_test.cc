@@ -53,7 +53,8 @@ TEST(Generation, HostileRecordsAreErrorsAndNothingElse) {
   const auto body = nlohmann::json::parse(unseal_json(encode(some_record()), "f").value());
   const auto flat = body.flatten();
   for (const auto& [path, value] : flat.items()) {
-    for (const nlohmann::json& strange : {nlohmann::json(nullptr), nlohmann::json(-1), nlohmann::json("x"), nlohmann::json::array({1})}) {
+    for (const nlohmann::json& strange :
+         {nlohmann::json(nullptr), nlohmann::json(-1), nlohmann::json("x"), nlohmann::json::array({1})}) {
       auto changed = body;
       changed[nlohmann::json::json_pointer(path)] = strange;
       const auto read = decode_generation(seal_json(changed.dump()), "f");
@@ -87,7 +88,8 @@ TEST_F(GenerationStoreTest, NothingThereIsNoGeneration) {
 
 TEST_F(GenerationStoreTest, AreListedByNumberAndStrangeFilesAreNot) {
   for (const std::uint64_t number : {10, 9, 1'000'000}) ASSERT_TRUE(create_generation(store_, some_record(number)));
-  for (const char* name : {"7.json", "0000x7.json", "000007.jso", "000007", "+00007.json", "-00007.json", "000007.json.bak"}) {
+  for (const char* name :
+       {"7.json", "0000x7.json", "000007.jso", "000007", "+00007.json", "-00007.json", "000007.json.bak"}) {
     put(name, "strange");
   }
   ASSERT_TRUE(memory_.make_directory("generations/000008.json"));
@@ -162,7 +164,9 @@ TEST_F(GenerationStoreTest, WithoutCreateIfAbsentTwoStartsAreDetected) {
   weak.set_script([&](const Operation& operation) {
     Fault fault;
     if (operation.name == "create_whole") {
-      fault.after = [&] { memory_.publish("generations/000008.json", bytes_of(encode(some_record(8, "other")))).value(); };
+      fault.after = [&] {
+        memory_.publish("generations/000008.json", bytes_of(encode(some_record(8, "other")))).value();
+      };
     }
     return fault;
   });

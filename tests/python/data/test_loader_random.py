@@ -11,6 +11,7 @@ import pytest
 import torch
 from loader_helpers import Images, Numbers, closing, crop, indices, mixup, random_state
 
+from unbroken._engine import sample_seeds
 from unbroken.data import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -45,6 +46,28 @@ def test_d15_every_sample_has_random_numbers_of_its_own_in_every_epoch_from_ever
         assert len(set(drawn)) >= expected, f"column {column} repeats"
     one = epochs[0][7]
     assert len({round(float(number), 6) for number in one[4:]}) == 3
+
+
+def draw(sample: torch.Tensor, generator: torch.Generator) -> list[float]:
+    return [
+        random.random(),
+        float(np.random.random()),
+        torch.rand(1, dtype=torch.float64).item(),
+        torch.rand(1, dtype=torch.float64, generator=generator).item(),
+    ]
+
+
+def test_each_generator_has_the_documented_seed_of_its_own() -> None:
+    ours = loader(Numbers(48), transform=draw, collate_fn=list)
+    for batch, numbers in ours:
+        for drawn, number in zip(batch, numbers, strict=True):
+            python, numpy, cpu, own = sample_seeds(11, 0, number)
+            assert drawn == [
+                random.Random(python).random(),
+                np.random.RandomState(numpy % 2**32).random_sample(),
+                torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(cpu)).item(),
+                torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(own)).item(),
+            ]
 
 
 def test_random_numbers_depend_on_the_seed() -> None:

@@ -92,14 +92,11 @@ class Attempt {
     const Vote vote = fence ? take_part() : refuse(fence.error());
     outcome_.write_seconds = seconds_since(start);
     const auto voted = Deadline::Clock::now();
-    if (Status status = cast(vote); !status) {
-      // Without the board nobody can learn what this rank did, so the attempt cannot succeed; the coordinator misses
-      // us.
-      fail(status.error());
-    } else if (coordinator) {
-      coordinate(vote, fence);
+    const Status told = cast(vote);
+    if (coordinator) {
+      coordinate(vote, fence ? told : fence);
     } else {
-      learn();
+      learn();  // also where the answer to the vote was lost: it may count all the same
     }
     board_.set(key(fmt::format("done/{}", life_.rank)), "1")
         .ignore("a rank that is not seen as free only defers saves");
@@ -186,9 +183,9 @@ class Attempt {
     return votes;
   }
 
-  void coordinate(const Vote& own, const Status& fence) {
-    if (!fence) {
-      fail(fence.error());
+  void coordinate(const Vote& own, const Status& able) {
+    if (!able) {
+      fail(able.error());
     } else if (auto votes = collect(); !votes) {
       fail(votes.error());
     } else {
@@ -199,7 +196,7 @@ class Attempt {
         fail(make_error(count.code, std::move(count.reason)));
       } else if (Status status = commit(*votes); !status) {
         fail(status.error());
-        if (status.error().code == Code::kUnknown) outcome_.state = SaveOutcome::State::kUnknown;
+        if (publishing_ && status.error().code == Code::kUnknown) outcome_.state = SaveOutcome::State::kUnknown;
       } else {
         outcome_.state = SaveOutcome::State::kDurable;
       }
@@ -247,6 +244,7 @@ class Attempt {
 
   // Step 6, after the look at the generations.
   Status publish(std::string_view marker) {
+    publishing_ = true;
     const Deadline deadline = Deadline::after_seconds(request_.settle_timeout_seconds);
     while (true) {
       const Status published = store_.publish(path(kMarkerName), bytes_of(marker));
@@ -299,6 +297,7 @@ class Attempt {
   const SaveRequest& request_;
   std::string directory_;
   SaveOutcome outcome_;
+  bool publishing_ = false;  // the marker may be there
 };
 
 }  // namespace

@@ -113,7 +113,7 @@ Result<StepDecision> Decider::hear_decision(std::uint64_t step, std::uint64_t nu
   return decision;
 }
 
-void Decider::await_release(std::string_view attempt, std::span<const std::uint64_t> ranks) {
+void Decider::await_release(std::string_view attempt, const std::vector<std::uint64_t>& ranks) {
   for (const std::uint64_t rank : ranks) awaited_.push_back(attempt_key(life_, attempt, fmt::format("done/{}", rank)));
 }
 

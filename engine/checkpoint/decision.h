@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -45,7 +44,7 @@ class Decider {
   Result<StepDecision> decide(std::uint64_t step, const StepRequest& request);
 
   // Coordinator: ranks that had not voted in `attempt` are busy until they say that they have stopped.
-  void await_release(std::string_view attempt, std::span<const std::uint64_t> ranks);
+  void await_release(std::string_view attempt, const std::vector<std::uint64_t>& ranks);
 
  private:
   bool coordinator() const { return life_.rank == 0; }

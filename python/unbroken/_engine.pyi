@@ -262,6 +262,17 @@ def sample_seeds(seed: int, epoch: int, sample: int) -> tuple[int, int, int, int
 def batch_seeds(seed: int, epoch: int, offset: int, share: int) -> tuple[int, int, int, int]:
     """64-bit seeds of a batch's generators: (python, numpy, torch, own)."""
 
+def prepare_plain(store: Store, *, overwrite: bool, only_rank: int | None = None) -> None:
+    """
+    Makes way for a checkpoint in the store's root; AlreadyExistsError when one is there and may not be replaced.
+    """
+
+def write_plain_rank(store: Store, image: Image, *, threads: int = 2) -> None:
+    """Writes one rank's files, durable."""
+
+def commit_plain(store: Store, marker: bytes, *, world_size: int, only_rank: int | None = None, versions: str = '{}') -> None:
+    """When all ranks have written: publishes the manifest and `.metadata`."""
+
 class Slot:
     """Where one archive lies in a shard file. Bytes."""
 
@@ -320,6 +331,11 @@ class Image:
         Copies host memory into slots: (slot number, address, bytes) each. Without the GIL.
         """
 
+    def begin_staging(self) -> None:
+        """
+        Lets a commit begin that writes what stage(), which must follow, has copied so far.
+        """
+
     def place_objects(self, archives: Sequence[bytes]) -> bool:
         """
         Places this save's objects; True when their places changed, so that object_slots() goes into the vote.
@@ -333,7 +349,7 @@ class Image:
 class AttemptReader:
     """Verified reads of one attempt. Thread-safe; blocks without the GIL."""
 
-    def __init__(self, store: Store, attempt: str) -> None: ...
+    def __init__(self, store: Store, attempt: str, *, only_rank: int | None = None) -> None: ...
 
     def manifest(self) -> str:
         """The root of the manifest, as JSON."""

@@ -49,6 +49,9 @@ class Loader(Protocol):
     def attach(self) -> None:
         """From now on the Checkpointer says which batches are done."""
 
+    def detach(self) -> None:
+        """The Checkpointer is closed: delivered batches count as done again."""
+
     def complete(self, batches: int = 1) -> None:
         """The oldest `batches` delivered batches are done."""
 
@@ -142,6 +145,7 @@ class Checkpointer:
         self._in_flight: Future[None] | None = None
         self._arena: Arena | None = None
         self._wanted = False  # coordinator: a due save was deferred
+        self._announced = False  # coordinator: it has told the ranks that the next step may save
         self._last_begin = time.monotonic()
         if loader is not None:
             loader.attach()
@@ -288,6 +292,8 @@ class Checkpointer:
             self._signals.uninstall()
         if self._arena is not None:
             self._arena.close()
+        if self._loader is not None:
+            self._loader.detach()
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -340,8 +346,11 @@ class Checkpointer:
         busy = self._busy()
         coordinator = self._rank == 0
         stop = self._signals is not None and self._signals.requested
-        wanted = coordinator and (self._wanted or self._time_has_come())
-        look = coordinator and not busy and (due or explicit or wanted or stop)
+        # What is wanted is announced a step ahead, once; on a step that saves anyway there is nothing to announce.
+        announced, self._announced = self._announced, False
+        wanted = coordinator and not (due or explicit or announced) and (self._wanted or self._time_has_come())
+        look = coordinator and not busy and (due or explicit or announced or wanted or stop)
+        self._announced = wanted and not busy and self._world_size > 1
         try:
             return self._saver.decide(
                 self._step,

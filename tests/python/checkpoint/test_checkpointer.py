@@ -26,6 +26,9 @@ class Loader:
     def attach(self):
         self.attached = True
 
+    def detach(self):
+        self.attached = False
+
     def complete(self, batches=1):
         assert self.done + batches <= self.delivered
         self.done += batches

@@ -56,16 +56,16 @@ def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: No
     return 1
 
 
-def _insert(root: dict[str, Any], path: Path, value: Any) -> None:
+def _insert(root: dict[str, Any], path: Path, value: Any, *, replace: bool = True) -> None:
     node: Any = root
     for i, part in enumerate(path):
         last = i + 1 == len(path)
         fresh: Any = value if last else ({} if isinstance(path[i + 1], str) else [])
         if isinstance(part, int):
             node.extend([None] * (part + 1 - len(node)))
-            if last or node[part] is None:
+            if node[part] is None or (last and replace):
                 node[part] = fresh
-        elif last or part not in node:
+        elif part not in node or (last and replace):
             node[part] = fresh
         node = node[part]
 
@@ -80,11 +80,13 @@ def _like(template: Any, made: dict[Any, Any]) -> Any:
 
 def _restore(node: Any, path: Path, notes: Notes, template: Any) -> Any:
     if isinstance(node, dict):
-        keys = notes.get(path, list(node))
+        noted = {str(key): key for key in notes.get(path, ())}
         below = template if isinstance(template, Mapping) else {}
-        made = {
-            key: _restore(node[str(key)], (*path, str(key)), notes, below.get(key)) for key in keys if str(key) in node
-        }
+        made = {}
+        for name in noted | dict.fromkeys(node):
+            if name in node:
+                key = noted.get(name, name)
+                made[key] = _restore(node[name], (*path, name), notes, below.get(key))
         return _like(template, made)
     if isinstance(node, list):
         like = template if isinstance(template, list) else []
@@ -101,7 +103,7 @@ def unflatten(leaves: Mapping[Path, Any], notes: Notes, template: Any = None) ->
         _insert(root, path, value)
     for path, keys in notes.items():
         if not keys and path:
-            _insert(root, path, {})
+            _insert(root, path, {}, replace=False)
     return _restore(root, (), notes, template)
 
 

@@ -45,3 +45,9 @@ def test_the_keys_are_those_of_dcp(value):
 def test_a_key_that_cannot_be_written_down_is_refused_by_name():
     with pytest.raises(ValueError, match=r"state 'a\.b'.*tuple"):
         flatten({"a": {"b": {(1, 2): 3}}}, (), lambda *_: None, {})
+
+
+def test_a_note_that_a_mapping_is_empty_gives_way_to_what_is_in_it():
+    """The notes are one rank's; another rank may have had something there."""
+    assert unflatten({("more", "y"): 1}, {("more",): []}) == {"more": {"y": 1}}
+    assert unflatten({("more", "3"): 1, ("more", "y"): 2}, {("more",): [3]}) == {"more": {3: 1, "y": 2}}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import _validate_global_plan, create_default_local_save_plan
+from torch.distributed.checkpoint.default_planner import _validate_global_plan
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -26,17 +26,31 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from unbroken import _engine
 from unbroken._board import AnyBoard
 from unbroken.checkpoint._archive import DTYPES
+from unbroken.checkpoint._layout import Box, boxes_of
 from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix
 from unbroken.checkpoint._tree import Path
-from unbroken.errors import InternalError, InvalidArgumentError, SaveFailedError
+from unbroken.errors import InvalidArgumentError, SaveFailedError
 
-__all__ = ["Item", "LocalPlan", "Piece", "Plan", "agree", "build_metadata", "describe"]
+__all__ = [
+    "Item",
+    "LocalPlan",
+    "Piece",
+    "Place",
+    "Plan",
+    "agree",
+    "build_metadata",
+    "check_device",
+    "cut",
+    "describe",
+    "identity",
+    "is_raw",
+]
 
 _PIECE_BYTES = 1 << 30
 _ANY_RANK = "rng/rank_*/"  # stands for rng_prefix(rank) in what is compared between ranks
@@ -60,7 +74,7 @@ class Item:
         """What is written for it: one piece, or several of at most 1 GiB."""
         if self.dtype is None:
             return [Piece((), ())]
-        return _cut(self.offsets, self.sizes, _dtype(self.dtype).itemsize, self.key)
+        return cut(self.offsets, self.sizes, _dtype(self.dtype).itemsize, self.key)
 
     def to_json(self) -> list[Any]:
         return [
@@ -99,7 +113,7 @@ def _dtype(name: str) -> torch.dtype:
     return value
 
 
-def _cut(offsets: tuple[int, ...], sizes: tuple[int, ...], itemsize: int, key: str) -> list[Piece]:
+def cut(offsets: tuple[int, ...], sizes: tuple[int, ...], itemsize: int, key: str) -> list[Piece]:
     nbytes = math.prod(sizes) * itemsize
     if nbytes <= _PIECE_BYTES:
         return [Piece(offsets, sizes)]
@@ -120,7 +134,7 @@ def _cut(offsets: tuple[int, ...], sizes: tuple[int, ...], itemsize: int, key: s
 # --- what a rank has -------------------------------------------------------------------------------------------------
 
 
-def _is_raw(tensor: torch.Tensor) -> bool:
+def is_raw(tensor: torch.Tensor) -> bool:
     """Its bytes alone, with dtype and shape, are all of it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -131,7 +145,7 @@ def _is_raw(tensor: torch.Tensor) -> bool:
     )
 
 
-def _check_device(key: str, tensor: torch.Tensor) -> None:
+def check_device(key: str, tensor: torch.Tensor) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         raise InvalidArgumentError(f"state {key!r}: a lazy parameter that has no shape yet; run the module once first")
     if tensor.device.type == "meta":
@@ -143,8 +157,10 @@ def _signature(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
     if isinstance(value, DTensor):
-        return (DTensor, value.dtype, value.shape, value.placements, value.to_local().shape)
-    return (None, value.dtype, value.shape) if _is_raw(value) else None
+        order = getattr(value._spec, "shard_order", None)
+        local = value._local_tensor.shape
+        return (DTensor, value.dtype, value.shape, value.device_mesh, value.placements, order, local)
+    return (None, value.dtype, value.shape) if is_raw(value) else None
 
 
 @dataclass
@@ -153,7 +169,7 @@ class LocalPlan:
 
     items: list[Item]
     leaf_of: list[int]  # for each item, the leaf that it comes from
-    index_of: list[MetadataIndex]
+    boxes: list[Box | None]  # for each item, the part of the local tensor that it is; None: no DTensor
     signatures: list[Any]  # for each leaf
     devices: list[str]  # for each leaf, the kind of its device; "" for an object
     leaves: list[Leaf]
@@ -178,20 +194,20 @@ class LocalPlan:
             elif _signature(value) != planned:
                 raise StructureChanged(f"{leaf.key} is sharded in another way now")
         for item, number in zip(self.items, self.leaf_of, strict=True):
-            if item.same_as >= 0 and _identity(values[number]) != _identity(values[self.leaf_of[item.same_as]]):
+            if item.same_as >= 0 and identity(values[number]) != identity(values[self.leaf_of[item.same_as]]):
                 raise StructureChanged(f"{item.key} is not tied to {self.items[item.same_as].key} any more")
 
     def local(self, number: int, value: torch.Tensor) -> torch.Tensor:
         """The memory that item `number` stands for."""
-        if not self.items[number].shard:
+        box = self.boxes[number]
+        if box is None:
             return value
-        index = self.index_of[number]
-        if isinstance(value, DTensor):
-            return torch.distributed.checkpoint.utils.find_tensor_shard(value, index)
-        raise InternalError(f"plan: {index.fqn} is sharded and is a {type(value).__name__}")
+        assert isinstance(value, DTensor)
+        return box.of(value.to_local())
 
 
-def _identity(value: Any) -> Any:
+def identity(value: Any) -> Any:
+    """What is equal for tensors that are the same memory; None where that does not matter."""
     if not isinstance(value, torch.Tensor):
         return None
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -203,53 +219,48 @@ def _identity(value: Any) -> Any:
 def describe(leaves: list[Leaf], values: list[Any], rank: int) -> LocalPlan:
     """The local plan for what the leaves hold. InvalidArgumentError names a leaf that cannot be saved."""
     signatures = [_signature(value) for value in values]
-    flat: dict[str, Any] = {}
-    for leaf, value, signature in zip(leaves, values, signatures, strict=True):
-        if isinstance(value, torch.Tensor):
-            _check_device(leaf.key, value)
-        # Other tensors (subclasses, sparse, quantised, ...) are saved as objects, by torch.save.
-        flat[leaf.key] = value.detach() if signature is not None else None
-    leaf_numbers = {leaf.key: i for i, leaf in enumerate(leaves)}
     items: list[Item] = []
     leaf_of: list[int] = []
-    index_of: list[MetadataIndex] = []
+    boxes: list[Box | None] = []
     first_of: dict[Any, int] = {}
-    for write in create_default_local_save_plan(flat, is_coordinator=True).items:
-        number = leaf_numbers[write.index.fqn]
-        item = _item(leaves[number], write, rank)
-        if item.dtype is not None and item.role is not Role.RANK:
-            identity = _identity(values[number])
-            if identity is not None:
-                first = first_of.setdefault((identity, item.offsets), len(items))
-                item = replace(item, same_as=first if first != len(items) else -1)
-        items.append(item)
-        leaf_of.append(number)
-        index_of.append(write.index)
+    for number, (leaf, value, signature) in enumerate(zip(leaves, values, signatures, strict=True)):
+        if isinstance(value, torch.Tensor):
+            check_device(leaf.key, value)
+        for item, box in _items(leaf, value, signature, rank):
+            if item.dtype is not None and item.role is not Role.RANK:
+                memory = identity(value)
+                if memory is not None:
+                    first = first_of.setdefault((memory, item.offsets), len(items))
+                    item = replace(item, same_as=first if first != len(items) else -1)
+            items.append(item)
+            leaf_of.append(number)
+            boxes.append(box)
     text = json.dumps([item.to_json() for item in items], separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     devices = [value.device.type if isinstance(value, torch.Tensor) else "" for value in values]
-    return LocalPlan(items, leaf_of, index_of, signatures, devices, list(leaves), text, digest)
+    return LocalPlan(items, leaf_of, boxes, signatures, devices, list(leaves), text, digest)
 
 
-def _item(leaf: Leaf, write: WriteItem, rank: int) -> Item:
+def _items(leaf: Leaf, value: Any, signature: Any, rank: int) -> Iterator[tuple[Item, Box | None]]:
+    """What this rank has of a leaf: nothing of a DTensor of which it holds no element."""
     key, path = leaf.key, leaf.path
     if leaf.role is Role.RANK:
         key = key.replace(rng_prefix(rank), _ANY_RANK, 1)
         path = (key,)
-    if write.type is WriteItemType.BYTE_IO:
-        return Item(key, path, leaf.role, None)
-    data = write.tensor_data
-    assert data is not None
-    return Item(
-        key,
-        path,
-        leaf.role,
-        str(data.properties.dtype),
-        tuple(data.size),
-        tuple(data.chunk.offsets),
-        tuple(data.chunk.sizes),
-        shard=write.type is WriteItemType.SHARD,
-    )
+    if signature is None:  # other tensors (subclasses, sparse, quantised, ...) are saved as objects, by torch.save
+        yield Item(key, path, leaf.role, None), None
+        return
+    dtype, size = str(value.dtype), tuple(value.shape)
+    if not isinstance(value, DTensor):
+        yield Item(key, path, leaf.role, dtype, size, (0,) * len(size), size), None
+        return
+    if not is_raw(value._local_tensor):
+        raise InvalidArgumentError(
+            f"state {leaf.key!r}: a DTensor whose local tensor is a {type(value._local_tensor).__name__} of "
+            f"{value.dtype} cannot be saved; give the tensors that it is made of"
+        )
+    for box in boxes_of(leaf.key, value):
+        yield Item(key, path, leaf.role, dtype, size, box.offsets, box.sizes, shard=True), box
 
 
 # --- who writes it ---------------------------------------------------------------------------------------------------

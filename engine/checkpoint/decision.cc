@@ -16,6 +16,7 @@ using Action = StepDecision::Action;
 constexpr std::string_view kSave = "save";
 constexpr std::string_view kStop = "stop";
 constexpr std::size_t kAttemptIdBytes = 4;
+constexpr std::size_t kKeptNotes = 64;
 
 }  // namespace
 
@@ -130,13 +131,13 @@ Result<bool> Decider::others_busy(Deadline deadline) {
 
 void Decider::forget_old_keys(std::uint64_t step) {
   // A rank that is at this step has seen all others leave the last one, so all have read what was meant for the one
-  // before. A note for this very step may be unread: other ranks are still on their way to it.
+  // before. A note for this very step may be unread: other ranks are still on their way to it. Some more are kept for
+  // ranks that nothing holds in step.
   std::vector<std::string> old;
-  std::erase_if(posted_, [&](const Posted& posted) {
-    if (posted.step + 1 >= step) return false;
-    old.push_back(posted.key);
-    return true;
-  });
+  while (posted_.size() > kKeptNotes && posted_.front().step + 1 < step) {
+    old.push_back(std::move(posted_.front().key));
+    posted_.pop_front();
+  }
   if (!old.empty()) board_.erase(old).ignore("old keys only take memory");
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -66,7 +67,7 @@ class Decider {
     std::uint64_t step = 0;  // at which the ranks read it
     std::string key;
   };
-  std::vector<Posted> posted_;  // coordinator: not forgotten yet
+  std::deque<Posted> posted_;  // coordinator: not forgotten yet
 };
 
 }  // namespace unbroken

@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <thread>
 
 #include "base/parallel.h"
 #include "checkpoint/shard.h"
@@ -12,6 +14,8 @@ namespace unbroken {
 namespace {
 
 constexpr int kThreads = 2;
+constexpr int kLooksAfterInputError = 2;
+constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 // Codes that speak of the attempt's bytes; all others say that they could not be looked at now.
 bool is_damage(const Error& error) {
@@ -87,6 +91,17 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
   return {};
 }
 
+// An input error may be a hiccup of the device or of the network below it, and the verdict is final: so it is asked again.
+Status inspect_patiently(Store& store, const Sizes& sizes, std::span<const GenerationEntry> generations, Depth depth,
+                         const Progress& progress, AttemptInfo& info) {
+  Status status = inspect_committed(store, sizes, generations, depth, progress, info);
+  for (int again = 0; again < kLooksAfterInputError && !status && status.error().code == Code::kIo; ++again) {
+    std::this_thread::sleep_for(kLookInterval);
+    status = inspect_committed(store, sizes, generations, depth, progress, info);
+  }
+  return status;
+}
+
 bool newer_first(const AttemptInfo& a, const AttemptInfo& b) {
   const bool a_foreign = a.state == AttemptState::kForeign;
   const bool b_foreign = b.state == AttemptState::kForeign;
@@ -136,7 +151,7 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
       set_state(info, AttemptState::kDamaged, fmt::format("{}/{} is missing", name, kManifestName));
     else
       set_state(info, AttemptState::kForeign, "a DCP checkpoint that Unbroken did not write");
-  } else if (const Status status = inspect_committed(store, sizes, generations, depth, progress, info); !status) {
+  } else if (const Status status = inspect_patiently(store, sizes, generations, depth, progress, info); !status) {
     if (status.error().code == Code::kUnsupported) {
       set_state(info, AttemptState::kUnsupported, status.error().message);
     } else if (is_damage(status.error())) {

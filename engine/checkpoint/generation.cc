@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <thread>
 
 #include "base/crash_point.h"
 #include "checkpoint/sealed_json.h"
@@ -24,6 +25,8 @@ using nlohmann::json;
 
 constexpr std::string_view kSuffix = ".json";
 constexpr std::size_t kDigits = 6;
+constexpr int kLooksAfterInputError = 2;
+constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 std::string_view kind_name(Origin::Kind kind) {
   switch (kind) {
@@ -140,6 +143,11 @@ Result<std::vector<std::uint64_t>> list_generation_numbers(Store& store) {
 Result<GenerationEntry> read_generation(Store& store, std::uint64_t number) {
   GenerationEntry entry{.number = number, .record = std::nullopt, .error = {}};
   auto record = read_record(store, number);
+  // One that cannot be read constrains nothing, so an input error that may be a hiccup is not believed at once.
+  for (int again = 0; again < kLooksAfterInputError && !record && record.error().code == Code::kIo; ++again) {
+    std::this_thread::sleep_for(kLookInterval);
+    record = read_record(store, number);
+  }
   if (record) {
     entry.record = std::move(*record);
   } else if (record.error().code == Code::kDamaged || record.error().code == Code::kIo) {

@@ -77,6 +77,8 @@ class Arena:
         """Whether the next save must plan anew, as far as this rank knows."""
         if self.image is None or self._stale:
             return True
+        if self._state.is_unsharded():
+            return False  # this rank must not look alone; the save itself finds out
         try:
             self._values(self.image.plan)
         except StructureChanged as change:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from unbroken import _rng
 from unbroken.checkpoint._tree import Notes, Path, flatten, key_of, pack_notes
@@ -125,15 +127,20 @@ _KNOWN_LOADERS = (
 )
 
 
+def _reshards(hook: Any) -> bool:
+    """It is the hook by which fully_shard has a module hold its shards before state_dict() and load_state_dict()."""
+    return bool(getattr(hook, "__qualname__", "").startswith("FSDPParamGroup._register_state_dict_hooks."))
+
+
 def _saves_plainly(module: nn.Module) -> bool:
-    """Its state_dict() is its parameters and buffers and no more."""
+    """Its state_dict() is its parameters and buffers and no more; those of its shards where it is sharded."""
     cls = type(module)
     return (
         cls.state_dict is nn.Module.state_dict
         and cls._save_to_state_dict is nn.Module._save_to_state_dict
         and cls.get_extra_state is nn.Module.get_extra_state
         and not module._state_dict_hooks
-        and not module._state_dict_pre_hooks
+        and all(map(_reshards, module._state_dict_pre_hooks.values()))
     )
 
 
@@ -143,7 +150,7 @@ def _loads_plainly(module: nn.Module) -> bool:
     return (
         cls.load_state_dict is nn.Module.load_state_dict
         and cls._load_from_state_dict in _KNOWN_LOADERS
-        and not module._load_state_dict_pre_hooks
+        and all(map(_reshards, module._load_state_dict_pre_hooks.values()))
         and not module._load_state_dict_post_hooks
     )
 
@@ -151,7 +158,8 @@ def _loads_plainly(module: nn.Module) -> bool:
 class ModuleSource:
     """A module. Names are those of the module inside DDP and torch.compile, as torch's get_model_state_dict gives them.
 
-    Where no module in it overrides or hooks state_dict(), the values are taken from its own dictionaries.
+    Where no module in it overrides or hooks state_dict(), the values are taken from its own dictionaries. What is under
+    fully_shard is made to hold its shards first, as state_dict() would.
     """
 
     def __init__(self, prefix: Path, module: nn.Module) -> None:
@@ -163,6 +171,18 @@ class ModuleSource:
         self._places: list[tuple[dict[str, Any], str]] = []
         # What the places rest on: each module with its children and the sizes of its tables.
         self._tree: list[tuple[nn.Module, tuple[nn.Module | None, ...], int, int]] = []
+        self._sharded: list[FSDPModule] = []
+        self._shards: list[tuple[dict[str, Any], str, Any]] = []  # where they have stood
+        for name, one in self.module.named_modules():
+            if isinstance(one, FullyShardedDataParallel):
+                raise InvalidArgumentError(
+                    f"state {key_of(prefix)!r}: {name or 'the module'} is under FullyShardedDataParallel, whose "
+                    "state_dict() is a collective call; use fully_shard (FSDP2)"
+                )
+
+    def is_unsharded(self) -> bool:
+        """Some module under fully_shard does not hold its shards just now: walk() and values() would have it do so."""
+        return any(table.get(name) is not shard for table, name, shard in self._shards)
 
     def _plain_walk(self, module: nn.Module, prefix: str) -> None:
         module = unwrap(module)
@@ -197,7 +217,13 @@ class ModuleSource:
     def walk(self, notes: Notes) -> tuple[list[Leaf], list[Any]]:
         self._leaves, self._places, self._tree = [], [], []
         self._plain = self.loads_plainly = True
+        self._sharded = [one for one in self.module.modules() if isinstance(one, FSDPModule)]
+        for one in self._sharded:
+            one.reshard()
         self._plain_walk(self.module, "")
+        self._shards = [
+            (t, name, t[name]) for t, name in self._places if self._sharded and isinstance(t[name], DTensor)
+        ]
         if self._plain:
             return self._leaves, [table[name] for table, name in self._places]
         self._leaves, values = self._hooked_walk(notes)
@@ -223,6 +249,9 @@ class ModuleSource:
             if leaves != self._leaves:
                 raise StructureChanged(_difference(self._leaves, leaves))
             return values
+        if self.is_unsharded():
+            for one in self._sharded:
+                one.reshard()
         for module, children, parameters, buffers in self._tree:
             if (
                 len(module._parameters) != parameters
@@ -511,6 +540,10 @@ class State:
                 )
             seen.add(leaf.key)
         return leaves, values
+
+    def is_unsharded(self) -> bool:
+        """To look at it would move shards, which all ranks must do alike."""
+        return any(module.is_unsharded() for module in self.modules)
 
     def values(self) -> list[Any]:
         """What the leaves of the last walk hold now. Raises StructureChanged when the leaves are others."""

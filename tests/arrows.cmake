@@ -1,3 +1,5 @@
+cmake_minimum_required(VERSION 3.25)
+
 # cmake -DPART=<part> -DMAY=<parts> -DALL=<parts> -DINCLUDES=<directories> -P arrows.cmake
 #
 # Holds the include directories of a part to the architecture: it reaches the parts that it may include, and no other.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         Every,
         Keep,
         Save,
+        UnbrokenReader,
+        UnbrokenWriter,
         load,
     )
 
@@ -30,6 +32,8 @@ __all__ = [
     "Every",
     "Keep",
     "Save",
+    "UnbrokenReader",
+    "UnbrokenWriter",
     "__version__",
     "data",
     "errors",
@@ -37,7 +41,7 @@ __all__ = [
 ]
 
 _MODULES = ("data", "errors")
-_CHECKPOINT = ("EXIT_STOPPED", "Checkpointer", "Every", "Keep", "Save", "load")
+_CHECKPOINT = ("EXIT_STOPPED", "Checkpointer", "Every", "Keep", "Save", "UnbrokenReader", "UnbrokenWriter", "load")
 
 
 def __getattr__(name: str) -> Any:

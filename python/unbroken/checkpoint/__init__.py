@@ -1,8 +1,21 @@
 """Checkpoints of a training run: see unbroken.Checkpointer."""
 
 from unbroken.checkpoint._checkpointer import Checkpointer, Loader, load
+from unbroken.checkpoint._dcp import UnbrokenReader, UnbrokenWriter
 from unbroken.checkpoint._options import Every, Keep
 from unbroken.checkpoint._saves import Save, SaveStats, Stats
 from unbroken.checkpoint._signals import EXIT_STOPPED
 
-__all__ = ["EXIT_STOPPED", "Checkpointer", "Every", "Keep", "Loader", "Save", "SaveStats", "Stats", "load"]
+__all__ = [
+    "EXIT_STOPPED",
+    "Checkpointer",
+    "Every",
+    "Keep",
+    "Loader",
+    "Save",
+    "SaveStats",
+    "Stats",
+    "UnbrokenReader",
+    "UnbrokenWriter",
+    "load",
+]

@@ -6,23 +6,23 @@ import enum
 import json
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from unbroken import _engine
 from unbroken._board import make_board
 from unbroken.checkpoint._arena import Arena, look_at
+from unbroken.checkpoint._foreign import MARKER, open_directory
 from unbroken.checkpoint._load import Load
+from unbroken.checkpoint._metadata import versions
 from unbroken.checkpoint._options import Every, Keep
-from unbroken.checkpoint._reader import CheckpointReader
+from unbroken.checkpoint._reader import CheckpointReader, Reading
 from unbroken.checkpoint._resume import Resume
 from unbroken.checkpoint._saves import Save, SaveStats, Stats, error_of
 from unbroken.checkpoint._signals import EXIT_STOPPED, StopSignals
@@ -477,7 +477,7 @@ class Checkpointer:
                 metadata=(lambda slots: arena.metadata(plan, slots)) if self._rank == 0 and plan else None,
                 mesh=self._mesh,
                 loader=loader,
-                versions=_versions(),
+                versions=versions(),
                 failure=failure,
             )
         except Exception as error:  # noqa: BLE001  # it is the save's, and goes to whoever waits for it
@@ -561,10 +561,6 @@ class _Numbers:
         )
 
 
-def _versions() -> str:
-    return json.dumps({"unbroken": _engine.version, "torch": torch.__version__, "python": platform.python_version()})
-
-
 def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(group), dist.get_world_size(group)
@@ -583,10 +579,20 @@ def load(
 
     For evaluation: it takes what `state` names and leaves the rest, claims nothing, writes nothing, restores no random
     numbers and needs no torch.distributed. strict=False: see Checkpointer. Raises NotFoundError when there is none.
+
+    root may also be the directory of one checkpoint: a step of a run, or one that torch.distributed.checkpoint wrote,
+    with get_model_state_dict() and get_optimizer_state_dict() in the places of modules and optimizers. The step of a
+    checkpoint that has none is 0.
     """
     store = _engine.open_store(os.fspath(root))
-    reader = CheckpointReader(store, _engine.find_attempt(store, step))
+    reader: Reading
+    if MARKER not in store.list(""):
+        reader = CheckpointReader(store, _engine.find_attempt(store, step))
+    elif step is None:
+        reader = open_directory(os.fspath(root))
+    else:
+        raise InvalidArgumentError(f"load {store.url}: it is one checkpoint, not a run's root: give no step")
     loading = Load(reader, State(state), strict=strict, whole=False)
     loading.plan()
     loading.apply()
-    return int(reader.manifest["step"])
+    return reader.step

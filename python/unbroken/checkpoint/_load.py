@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from unbroken.checkpoint._reader import CheckpointReader, Saved
+from unbroken.checkpoint._reader import Reading, Saved
 from unbroken.checkpoint._state import RESERVED, ModuleSource, ObjectSource, OptimizerSource, PlainSource, State
 from unbroken.checkpoint._tree import Notes, Path, key_of, unflatten
 from unbroken.errors import InvalidArgumentError
@@ -54,7 +54,7 @@ class Load:
     Objects are read here; plan() changes nothing of the state, apply() does.
     """
 
-    def __init__(self, reader: CheckpointReader, state: State, *, strict: bool, whole: bool) -> None:
+    def __init__(self, reader: Reading, state: State, *, strict: bool, whole: bool) -> None:
         self._reader = reader
         self._state = state
         self._strict = strict
@@ -69,7 +69,8 @@ class Load:
 
     def plan(self) -> None:
         """Finds out what goes where. InvalidArgumentError lists what does not fit; nothing has changed then."""
-        self._notes = self._reader.notes()
+        notes = self._reader.notes()
+        self._notes = self._notes_here() if notes is None else notes
         self._divide()
         objects = [one.key for mine in self._mine.values() for one in mine.values() if one.tensor is None]
         read = self._reader.objects(objects)
@@ -94,6 +95,18 @@ class Load:
             _logger.warning("%s with strict=False: left as it is: %s", where, text)
         if differences.cast:
             _logger.warning("load %s: not bit-exact, as the dtype differs: %s", self._reader.attempt, differences.cast)
+
+    def _notes_here(self) -> Notes:
+        """For a checkpoint without notes: the containers are taken to be what they are in the state, as far as the
+        checkpoint has something of them. What DCP drops, an empty one, stays as it is."""
+        notes: Notes = {}
+        for source in [*self._state.sources, self._state.plain]:
+            source.walk(notes)
+        return {
+            path: keys
+            for path, keys in notes.items()
+            if not keys or any(_below(one.path, path) for one in self._reader.saved.values())
+        }
 
     def apply(self) -> None:
         """Changes the state. When it raises, the state is partly changed."""

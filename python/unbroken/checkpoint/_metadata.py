@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import pathlib
 import pickle
+import platform
 from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor import metadata as sharded
 from torch.distributed.checkpoint import filesystem, metadata
 
+from unbroken import _engine
 from unbroken.errors import DamagedError, UnsupportedError
 
-__all__ = ["read_metadata", "write_metadata"]
+__all__ = ["is_plain", "read_metadata", "versions", "write_metadata"]
 
 _CLASSES: dict[tuple[str, str], Any] = {
     (cls.__module__, cls.__qualname__): cls
@@ -26,8 +31,21 @@ _CLASSES: dict[tuple[str, str], Any] = {
         metadata.TensorStorageMetadata,
         metadata._MEM_FORMAT_ENCODING,
         filesystem._StorageInfo,
+        sharded.TensorProperties,  # what older versions of DCP have in their metadata
+        sharded.MEM_FORMAT_ENCODING,
         torch.Size,
         OrderedDict,
+    )
+}
+# DCP notes the path that it saved to. A pure path touches no file.
+_CLASSES |= {
+    (module, name): pure
+    for module in ("pathlib", "pathlib._local")
+    for name, pure in (
+        ("PosixPath", pathlib.PurePosixPath),
+        ("PurePosixPath", pathlib.PurePosixPath),
+        ("WindowsPath", pathlib.PureWindowsPath),
+        ("PureWindowsPath", pathlib.PureWindowsPath),
     )
 }
 _TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
@@ -74,3 +92,22 @@ def read_metadata(raw: bytes) -> metadata.Metadata:
 
 def write_metadata(value: metadata.Metadata) -> bytes:
     return pickle.dumps(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether read_metadata() would read it as part of the metadata."""
+    if isinstance(value, dict) and all(
+        type(key) is str and type(path) is tuple and all(type(part) in (str, int) for part in path)
+        for key, path in value.items()
+    ):
+        return True  # what DCP's own planner has there
+    try:
+        _Unpickler(io.BytesIO(pickle.dumps(value))).load()
+    except Exception:  # noqa: BLE001  # whatever it is, it cannot be read
+        return False
+    return True
+
+
+def versions() -> str:
+    """For the manifest: what wrote it, as JSON."""
+    return json.dumps({"unbroken": _engine.version, "torch": torch.__version__, "python": platform.python_version()})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import ctypes
+import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -19,16 +21,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.utils import find_tensor_shard
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor
 
 from unbroken import _engine
+from unbroken.checkpoint._layout import boxes_of
 from unbroken.checkpoint._metadata import read_metadata
-from unbroken.checkpoint._safe import loads
+from unbroken.checkpoint._plan import is_raw
+from unbroken.checkpoint._safe import load, loads
 from unbroken.checkpoint._state import NOTES_KEY
 from unbroken.checkpoint._tree import Notes, Path, unpack_notes
 from unbroken.errors import DamagedError, InvalidArgumentError
 
-__all__ = ["CheckpointReader", "Saved"]
+__all__ = ["CheckpointReader", "Reading", "Saved", "Target", "put", "tensor_in"]
 
 _TEMPORARY_BYTES = 256 << 20
 
@@ -59,26 +64,128 @@ class _Range:
     address: int
 
 
-class CheckpointReader:
-    """A complete checkpoint. All that comes out of it has been verified."""
+Target = tuple[ReadItem, torch.Tensor]
 
-    def __init__(self, store: _engine.Store, attempt: str) -> None:
+
+class Reading(abc.ABC):
+    """A checkpoint that can be read. What is in it is never run."""
+
+    def __init__(self, attempt: str, raw_metadata: bytes) -> None:
         self.attempt = attempt
-        self._reader = _engine.AttemptReader(store, attempt)
-        self.manifest: dict[str, Any] = json.loads(self._reader.manifest())
-        self._metadata: Metadata = read_metadata(self._reader.metadata())
-        self._slots: dict[str, dict[int, _engine.Slot]] = {}
-        paths = self._metadata.planner_data or {}
+        self.metadata: Metadata = read_metadata(raw_metadata)
+        self._storage = self.metadata.storage_data or {}
+        noted = self.metadata.planner_data
+        paths: dict[str, Any] = noted if isinstance(noted, dict) else {}  # a planner of one's own keeps what it likes
         self.saved = {
-            key: Saved(key, tuple(paths.get(key, (key,))), entry if isinstance(entry, TensorStorageMetadata) else None)
-            for key, entry in self._metadata.state_dict_metadata.items()
+            key: Saved(key, _path(paths.get(key), key), entry if isinstance(entry, TensorStorageMetadata) else None)
+            for key, entry in self.metadata.state_dict_metadata.items()
         }
+
+    @property
+    def step(self) -> int:
+        """The step that it was saved at; 0 where none was told."""
+        return 0
+
+    def notes(self) -> Notes | None:
+        """What DCP's layout loses of containers; None where it was not written down."""
+        return None
+
+    @abc.abstractmethod
+    def archives(self, keys: Sequence[str]) -> dict[str, bytes | memoryview]:
+        """The bytes of the objects of `keys`, which torch.save wrote. Not checked for what they would run."""
+
+    @abc.abstractmethod
+    def fill(self, targets: Iterable[Target]) -> None:
+        """Fills the tensors, which do not require grad, each with what its item asks for."""
+
+    def objects(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The objects of `keys`, read without running what they say."""
+        return {key: loads(key, raw) for key, raw in self.archives(keys).items()}
+
+    def tensors(self, targets: dict[str, torch.Tensor]) -> None:
+        """Fills the targets, by key. A target may be sharded; it has the saved tensor's shape."""
+        with torch.no_grad():
+            self.fill(self._plan({key: target.detach() for key, target in targets.items()}))
+
+    def _plan(self, targets: dict[str, torch.Tensor]) -> Iterator[tuple[ReadItem, torch.Tensor]]:
+        """What to read, and the memory that it goes to."""
+        for key, target in targets.items():
+            saved = self.saved[key].tensor
+            assert saved is not None
+            if tuple(saved.size) != tuple(target.shape):
+                raise InvalidArgumentError(
+                    f"load {self.attempt}: {key!r} was saved as {tuple(saved.size)} and is {tuple(target.shape)} here"
+                )
+            if isinstance(target, DTensor):
+                local = target.to_local()
+                parts = [(box.offsets, box.sizes, box.of(local)) for box in boxes_of(key, target)]
+            else:
+                parts = [((0,) * target.dim(), tuple(target.shape), target)]
+            chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _ in parts]
+            items = create_read_items_for_chunk_list(key, saved, chunks)
+            if sum(math.prod(item.lengths) for item in items) < sum(part.numel() for _, _, part in parts):
+                raise DamagedError(f"{self.attempt}: the saved pieces of {key!r} do not fill it")
+            for item in items:
+                assert item.dest_index.index is not None
+                part = parts[item.dest_index.index][2]
+                yield item, narrow_tensor_by_index(part, item.dest_offsets, item.lengths)
+
+    def _info(self, index: MetadataIndex) -> _StorageInfo:
+        info = self._storage.get(index)
+        if info is None:
+            raise DamagedError(f"{self.attempt}: .metadata does not say where {index.fqn!r} is")
+        if not (
+            isinstance(info, _StorageInfo)
+            and isinstance(info.relative_path, str)
+            and all(isinstance(n, int) and n >= 0 for n in (info.offset, info.length))
+        ):
+            raise DamagedError(f"{self.attempt}: what .metadata says of the place of {index.fqn!r} makes no sense")
+        return info
+
+
+def _path(noted: Any, key: str) -> Path:
+    good = isinstance(noted, tuple) and noted and all(type(part) in (str, int) for part in noted)
+    return noted if good else (key,)
+
+
+def tensor_in(key: str, stream: IO[bytes]) -> torch.Tensor:
+    """The tensor that torch.save wrote."""
+    value = load(key, stream)
+    if not isinstance(value, torch.Tensor):
+        raise DamagedError(f"read {key!r}: a {type(value).__name__} where a tensor should be")
+    return value
+
+
+def put(where: str, item: ReadItem, target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies to `target` what `item` asks for of `tensor`, the whole of a saved piece."""
+    key = item.storage_index.fqn
+    try:
+        part = narrow_tensor_by_index(tensor, item.storage_offsets, item.lengths)
+        if part.size() != target.size():
+            raise DamagedError(f"{where}: {key!r} is of {tuple(part.size())}, and {tuple(target.size())} is asked for")
+        target.copy_(part)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        kinds = f"a {type(tensor).__name__} of {tensor.dtype} into a {type(target).__name__} of {target.dtype}"
+        raise InvalidArgumentError(f"load {where}: {key!r}: {kinds}: {error}") from error
+
+
+class CheckpointReader(Reading):
+    """A complete checkpoint of Unbroken. All that comes out of it has been verified."""
+
+    def __init__(self, store: _engine.Store, attempt: str, *, only_rank: int | None = None) -> None:
+        """only_rank: what this rank has saved alone."""
+        self._reader = _engine.AttemptReader(store, attempt, only_rank=only_rank)
+        self.manifest: dict[str, Any] = json.loads(self._reader.manifest())
+        self._slots: dict[str, dict[int, _engine.Slot]] = {}
+        super().__init__(attempt or store.url, self._reader.metadata())
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
 
     def _slot(self, index: MetadataIndex) -> _engine.Slot:
         """Where an entry lies. .metadata and the manifest say both, and must agree."""
-        info = (self._metadata.storage_data or {}).get(index)
-        if info is None:
-            raise DamagedError(f"{self.attempt}: .metadata does not say where {index.fqn!r} is")
+        info = self._info(index)
         file = info.relative_path
         if file not in self._slots:
             self._slots[file] = {slot.offset: slot for slot in self._reader.slots(file)}
@@ -87,49 +194,52 @@ class CheckpointReader:
             raise DamagedError(f"{self.attempt}: {index.fqn!r} is not in {file} where .metadata says")
         return slot
 
-    def notes(self) -> Notes:
+    def notes(self) -> Notes | None:
         if NOTES_KEY not in self.saved:
-            return {}
+            return None
         return unpack_notes(self.objects([NOTES_KEY])[NOTES_KEY])
 
-    def objects(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The objects of `keys`, read without running what they say."""
-        slots = {key: self._slot(MetadataIndex(key)) for key in keys}
-        memory = bytearray(sum(slot.length for slot in slots.values()))
+    def archives(self, keys: Sequence[str]) -> dict[str, bytes | memoryview]:
+        return dict(zip(keys, self._read_archives([self._slot(MetadataIndex(key)) for key in keys]), strict=True))
+
+    def _read_archives(self, slots: Sequence[_engine.Slot]) -> list[memoryview]:
+        memory = bytearray(sum(slot.length for slot in slots))
         if not memory:
-            return {}
+            return []
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        ranges, at = [], 0
-        where: dict[str, tuple[int, int]] = {}
-        for key, slot in slots.items():
+        ranges, found, at = [], [], 0
+        for slot in slots:
             ranges.append(_Range(slot.file, slot.offset, slot.length, base + at))
-            where[key] = (at, slot.length)
+            found.append(memoryview(memory)[at : at + slot.length])
             at += slot.length
         self._read(ranges)
-        view = memoryview(memory)
-        return {key: loads(key, view[at : at + length]) for key, (at, length) in where.items()}
+        return found
 
-    def tensors(self, targets: dict[str, torch.Tensor]) -> None:
-        """Fills the targets, by key. A target may be sharded; it has the saved tensor's shape."""
+    def fill(self, targets: Iterable[Target]) -> None:
         with torch.no_grad():
-            self._fill({key: target.detach() for key, target in targets.items()})
+            self._fill(targets)
 
-    def _fill(self, targets: dict[str, torch.Tensor]) -> None:
-        try:
-            plan = create_default_local_load_plan(targets, self._metadata)
-        except (ValueError, RuntimeError) as error:
-            raise InvalidArgumentError(f"load {self.attempt}: {error}") from error
+    def _fill(self, targets: Iterable[Target]) -> None:
         ranges: list[_Range] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, temporary part) to copy when the ranges are read
         waiting = 0
-        for item in plan.items:
-            target = find_tensor_shard(targets[item.dest_index.fqn], item.dest_index)
-            target = narrow_tensor_by_index(target, item.dest_offsets, item.lengths)
-            if target.numel() == 0:
+        for item, target in targets:
+            if tuple(target.size()) != tuple(item.lengths):
+                raise InvalidArgumentError(
+                    f"load {self.attempt}: {item.storage_index.fqn!r}: a tensor of {tuple(target.size())} is to take "
+                    f"{tuple(item.lengths)}"
+                )
+            if 0 in item.lengths:
                 continue
-            one, rows, part = self._locate(item)
+            slot = self._slot(item.storage_index)
+            if slot.data_length == 0:  # not raw bytes: what torch.save makes of this kind of tensor
+                (archive,) = self._read_archives([slot])
+                put(self.attempt, item, target, tensor_in(item.storage_index.fqn, io.BytesIO(archive)))
+                continue
+            one, rows, part = self._locate(item, slot)
             direct = (
                 part is None
+                and is_raw(target)
                 and target.is_cpu
                 and target.is_contiguous()
                 and target.dtype == rows.dtype
@@ -143,18 +253,17 @@ class CheckpointReader:
                 waiting += one.nbytes
                 for dim, (start, length) in enumerate(part or ()):
                     temporary = temporary.narrow(dim, start, length)
-                later.append((target, temporary.view(target.shape) if target.dim() == 0 else temporary))
+                later.append((target, temporary))
             ranges.append(one)
             if waiting >= _TEMPORARY_BYTES:
                 self._read_and_copy(ranges, later)
                 ranges, later, waiting = [], [], 0
         self._read_and_copy(ranges, later)
 
-    def _locate(self, item: ReadItem) -> tuple[_Range, _Rows, list[tuple[int, int]] | None]:
+    def _locate(self, item: ReadItem, slot: _engine.Slot) -> tuple[_Range, _Rows, list[tuple[int, int]] | None]:
         """The bytes that hold what `item` asks for: whole rows of the saved piece, and which part of them (or all)."""
         saved = self.saved[item.storage_index.fqn].tensor
         assert saved is not None
-        slot = self._slot(item.storage_index)
         sizes = tuple(_chunk(saved, item.storage_index).sizes)
         itemsize = saved.properties.dtype.itemsize
         if slot.data_length != math.prod(sizes) * itemsize:

@@ -111,18 +111,12 @@ def show(screen: Screen, fire: Training, verdict: dict[str, Any]) -> None:
     rows = []
     for number, hit in enumerate(fire.hits, start=1):
         after = starts.get(hit.generation + 1)
-        rows.append(
-            [
-                str(number),
-                f"{hit.seconds:.1f} s",
-                hit.shot.target,
-                f"{hit.fell}, {hit.detail}",
-                hit.shot.restarted_by,
-                "?" if after is None else f"after step {after}" if after else "from the start",
-                str(redone.get(str(hit.generation), "?")),
-            ]
-        )
-    head = ["", "at", "SIGKILL of", "where it fell", "restarted by", "went on", "steps done again"]
+        step = hit.step if hit.save_step is None else hit.save_step
+        went_on = "?" if after is None else f"step {after}" if after else "the start"
+        again = str(redone.get(str(hit.generation), "?"))
+        where = [hit.shot.target, hit.fell, str(step), hit.commit_step]
+        rows.append([str(number), f"{hit.seconds:.1f} s", *where, hit.shot.restarted_by, went_on, again])
+    head = ["", "at", "SIGKILL of", "fell", "step", "of the commit", "restarted by", "went on from", "steps again"]
     screen.table("Kills", head, rows)
     if not shot:
         return
@@ -132,9 +126,9 @@ def show(screen: Screen, fire: Training, verdict: dict[str, Any]) -> None:
     both = (calm, shot)
     rows = []
     for key, title in (("weights", "weights"), ("optimizer", "optimizer state"), ("rest", "schedule, random numbers")):
-        rows.append([title, "undisturbed", calm[key], ""])
-        rows.append(["", "under fire", shot[key], "equal" if calm[key] == shot[key] else "DIFFERENT"])
-    screen.table("The last checkpoint, as stock dcp.load reads it", ["", "", "SHA-256", ""], rows)
+        rows.append(["", f"{title}: {'equal' if calm[key] == shot[key] else 'DIFFERENT'}"])
+        rows += [["undisturbed", calm[key]], ["under fire", shot[key]]]
+    screen.table("The last checkpoint, as stock dcp.load reads it", ["", "SHA-256"], rows)
 
     rows = [
         ["samples repeated", str(calm["repeated"]), str(shot["repeated"])],
@@ -155,6 +149,9 @@ def main() -> int:
     screen = Screen()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no torchrun is left behind
     screen.say(f"the moments of the kills are drawn from --seed {seed}")
+    if args.keep and args.keep.exists():
+        screen.verdict(False, f"error: --keep {args.keep}: it exists already\nhint: name a directory that does not")
+        return 2
     if args.keep:
         args.keep.mkdir(parents=True)
     directory = args.keep or Path(tempfile.mkdtemp(prefix="unbroken-demo-"))
@@ -163,6 +160,9 @@ def main() -> int:
     except FireError as error:
         screen.verdict(False, f"error: {error}\nhint: both runs are in {directory}")
         return 2
+    except KeyboardInterrupt:
+        screen.verdict(False, f"interrupted; both runs are in {directory}")
+        return 128 + signal.SIGINT
     screen.say("audit.py compares the two, without Unbroken")
     verdict = audit(args, directory)
     if "fire" in verdict:

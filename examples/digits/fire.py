@@ -47,7 +47,7 @@ class Shot:
 
     @property
     def target(self) -> str:
-        return {ONE: f"rank {self.victim}", ALL: "all ranks", EVERYTHING: "torchrun and all ranks"}[self.who]
+        return {ONE: f"rank {self.victim}", ALL: "all ranks", EVERYTHING: "torchrun and all"}[self.who]
 
     @property
     def restarted_by(self) -> str:
@@ -60,7 +60,8 @@ class Hit:
 
     shot: Shot
     fell: str  # COMMIT, BETWEEN or LATE
-    detail: str
+    save_step: int | None  # of the save that was being made
+    commit_step: str  # COMMIT: how far its commit had come
     generation: int
     step: int  # the last step that all ranks had trained
     seconds: float  # since the run began
@@ -78,10 +79,12 @@ def draw_shots(draw: random.Random, every: int, ranks: int) -> list[Shot]:
 
 
 def draw_shot(draw: random.Random, where: str, who: str, trigger: str, every: int, ranks: int) -> Shot:
+    # A rank that has voted is no longer needed for the commit; without rank 0, which coordinates it, there is none.
+    voted = trigger in ("votes", "manifest")
     return Shot(
         where=where,
         who=who,
-        victim=draw.randrange(ranks),
+        victim=draw.randrange(1 if voted else ranks),
         let_through=draw.randint(0, 2) if where == COMMIT else draw.randint(1, 2),
         trigger=trigger,
         fraction=draw.uniform(0.0, 0.9),
@@ -200,11 +203,11 @@ class Training:
         kill([self._processes[shot.victim]] if shot.who == ONE else ranks)
         if shot.who == EVERYTHING:
             kill([self._torchrun.pid, *rest])
-        step = max(step for _, step in self._ledger.at)
+        step, seconds = max(step for _, step in self._ledger.at), self.seconds
         _, open_at_kill = self._saves()
         files_at_kill = set(open_at_kill.files) if open_at_kill else set()
         self._await_death(ranks)
-        self._hit(shot, open_at_kill, files_at_kill, step)
+        self._hit(shot, open_at_kill, files_at_kill, step, seconds)
         self._processes = {}
         if shot.who == EVERYTHING:
             self._torchrun.wait()
@@ -224,35 +227,28 @@ class Training:
         self._ledger.poll()
         self._moved = time.monotonic()
 
-    def _hit(self, shot: Shot, attempt: Attempt | None, files_at_kill: set[str], step: int) -> None:
+    def _hit(self, shot: Shot, attempt: Attempt | None, files_at_kill: set[str], step: int, seconds: float) -> None:
+        save_step, commit_step = attempt.step if attempt else None, ""
         if attempt is None:
-            fell, detail = BETWEEN, f"after step {step}"
+            fell, where = BETWEEN, f"after step {step}"
         elif attempt.committed or (self.directory / "run" / attempt.name / ".metadata").exists():
-            fell, detail = LATE, f"the save of step {attempt.step} got through"
+            fell, where = LATE, f"the save of step {save_step} got through"
         else:
-            fell, detail = COMMIT, f"of step {attempt.step}, {self._protocol_step(files_at_kill)}"
-        victim = (
-            f"rank {shot.victim}"
-            if shot.who == ONE
-            else "torchrun and all ranks"
-            if shot.who == EVERYTHING
-            else shot.who
-        )
-        self.say(f"SIGKILL of {victim}: {fell}, {detail}")
-        self.hits.append(Hit(shot, fell, detail, self._generation, step, self.seconds))
+            commit_step = self._commit_step(files_at_kill)
+            fell, where = COMMIT, f"that of step {save_step}, in step {commit_step} of the commit"
+        self.say(f"SIGKILL of {shot.target}: {fell}, {where}")
+        self.hits.append(Hit(shot, fell, save_step, commit_step, self._generation, step, seconds))
         if fell != shot.where and self._extra > 0:
             self._extra -= 1
             again = draw_shot(self.draw, shot.where, shot.who, shot.trigger, self.every, self.ranks)
             self.shots.append(again)
 
-    def _protocol_step(self, files: set[str]) -> str:
-        """Which step of the commit protocol the files that had appeared by then speak of."""
-        parts = [rank for rank in range(self.ranks) if f"__{rank}.json" in files]
+    def _commit_step(self, files: set[str]) -> str:
+        """Which steps of the commit protocol the files that had appeared by then speak of."""
+        parts = sum(f"__{rank}.json" in files for rank in range(self.ranks))
         if "manifest.json" in files:
-            return "in 5 or 6 (manifest, marker)"
-        if len(parts) == self.ranks:
-            return "in 3 or 4 (votes)"
-        return f"in 2 (files; parts of {len(parts)} of {self.ranks} ranks begun)"
+            return "5-6 (manifest)"
+        return "3-4 (votes)" if parts == self.ranks else f"2 (files, {parts}/{self.ranks} parts)"
 
     def _error(self, what: str) -> FireError:
         self._log.flush()

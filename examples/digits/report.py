@@ -59,7 +59,7 @@ class Screen:
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         if self._console:
-            table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+            table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
             for name in head:
                 table.add_column(name, overflow="fold")
             for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import pathlib
@@ -60,6 +61,16 @@ def _layout(name: object) -> torch.layout:
 
 
 _CLASSES["torch.serialization", "_get_layout"] = _layout
+
+
+def _member(kind: object, name: object) -> enum.Enum:
+    """What getattr, by which Python 3.11.0 to 3.11.3 pickle the member of an enumeration, gives for one."""
+    if not (isinstance(kind, enum.EnumMeta) and isinstance(name, str) and name in kind.__members__):
+        raise UnsupportedError(f"read .metadata: it wants {name!r} of {kind!r}, which does not belong there; refused")
+    return kind.__members__[name]
+
+
+_CLASSES["builtins", "getattr"] = _member
 
 
 class _Unpickler(pickle.Unpickler):

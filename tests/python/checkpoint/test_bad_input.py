@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoint_parts import Net, Training, differences
 from torch import nn
+from torch.distributed.checkpoint import metadata as dcp_metadata
 
 import unbroken
 from unbroken import errors
@@ -440,10 +441,30 @@ def test_a_hostile_pickle_in_the_metadata_is_not_run(tmp_path, protocol):
         b"cbuiltins\neval\n(S'1+1'\ntR.",
         b"ctorch\nload\n.",
         b"ctorch.serialization\nload\n.",
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\nMetadata\nS'__init__'\ntR.",
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nS'__class__'\ntR.",
     ):
         with pytest.raises(errors.UnsupportedError, match="does not belong"):
             read_metadata(raw)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("by_getattr", [False, True])
+def test_metadata_of_every_python_is_read(monkeypatch, protocol, by_getattr):
+    """Python 3.11.0 to 3.11.3 pickle the member of an enumeration as a call of getattr, all others do not."""
+    kind = dcp_metadata._MEM_FORMAT_ENCODING
+
+    def reduce(self, _protocol):
+        return (getattr, (type(self), self.name)) if by_getattr else (type(self), (self.value,))
+
+    monkeypatch.setattr(kind, "__reduce_ex__", reduce)
+    tensor = dcp_metadata.TensorStorageMetadata(
+        properties=dcp_metadata.TensorProperties(memory_format=torch.channels_last), size=torch.Size([2]), chunks=[]
+    )
+    raw = pickle.dumps(dcp_metadata.Metadata(state_dict_metadata={"w": tensor}), protocol)
+    assert (b"getattr" in raw) == by_getattr
+    assert read_metadata(raw).state_dict_metadata["w"].properties.memory_format == torch.channels_last
 
 
 @pytest.mark.parametrize("raw", [b"", b"garbage", pickle.dumps(3), pickle.dumps({"a": 1}), b"\x80\x04K\x01"])

@@ -16,8 +16,17 @@ Status remove_if_there(Store& store, std::string_view name) {
   return removed || removed.error().code == Code::kNotFound ? Status() : removed;
 }
 
-bool is_checkpoint_file(std::string_view name) {
-  return name.starts_with("__") && (name.ends_with(".distcp") || name.ends_with(".json"));
+// The marker of all ranks, or of one that saved alone.
+bool is_marker(std::string_view name) {
+  return name == kMarkerName || (name.starts_with("__") && name.ends_with(kMarkerName));
+}
+
+// `of`: "__" for all ranks, or "__3" for rank 3.
+bool is_checkpoint_file(std::string_view name, std::string_view of) {
+  if (!name.starts_with(of)) return false;
+  const std::string_view rest = name.substr(of.size());
+  if (of == "__") return rest.ends_with(".distcp") || rest.ends_with(".json");
+  return (rest.starts_with('_') && rest.ends_with(".distcp")) || rest == ".json";
 }
 
 Result<PartEntry> read_part_entry(Store& store, std::uint64_t rank) {
@@ -36,21 +45,28 @@ PlainNames PlainNames::of_rank(std::uint64_t rank) {
 }
 
 Status prepare_plain(Store& store, const PlainNames& names, bool overwrite) {
-  const auto marker = store.stat(names.marker);
-  if (!marker && marker.error().code != Code::kNotFound) return marker.error();
-  if (marker && !overwrite) {
-    return make_error(Code::kAlreadyExists, fmt::format("save to {}: a checkpoint is there already; give another path, or "
-                                                        "overwrite=True to replace it",
+  UNBROKEN_ASSIGN(const auto entries, store.list(""));
+  const bool alone = names.marker != kMarkerName;
+  std::vector<std::string> markers;
+  for (const auto& entry : entries) {
+    // What the other ranks save alone is theirs; a marker of all ranks would be read before this rank's own.
+    const bool counts = alone ? entry.name == names.marker || entry.name == kMarkerName : is_marker(entry.name);
+    if (counts) markers.push_back(entry.name);
+  }
+  if (!markers.empty() && !overwrite) {
+    return make_error(Code::kAlreadyExists, fmt::format("save to {}: a checkpoint is there already; give another path, "
+                                                        "or overwrite=True to replace it",
                                                         store.url()));
   }
-  UNBROKEN_TRY(remove_if_there(store, names.marker));
+  for (const auto& marker : markers) UNBROKEN_TRY(remove_if_there(store, marker));
   UNBROKEN_TRY(store.sync_directory(""));
   UNBROKEN_CRASH_POINT("plain.1.marker_removed");
   UNBROKEN_TRY(remove_if_there(store, names.manifest));
-  if (names.marker != kMarkerName) return {};
-  UNBROKEN_ASSIGN(const auto entries, store.list(""));
+  if (!markers.empty()) UNBROKEN_TRY(remove_if_there(store, kManifestName));
+  const std::string_view of = alone ? std::string_view(names.marker).substr(0, names.marker.size() - kMarkerName.size())
+                                    : std::string_view("__");
   for (const auto& entry : entries) {
-    if (!entry.is_directory && is_checkpoint_file(entry.name)) UNBROKEN_TRY(remove_if_there(store, entry.name));
+    if (!entry.is_directory && is_checkpoint_file(entry.name, of)) UNBROKEN_TRY(remove_if_there(store, entry.name));
   }
   return store.sync_directory("");
 }

@@ -27,7 +27,8 @@ struct PlainNames {
   static PlainNames of_rank(std::uint64_t rank);
 };
 
-// Makes way, before any rank writes. Only files that a checkpoint has are removed; with a rank's own names only that rank's.
+// Makes way, before any rank writes. Only files that a checkpoint has are removed; with a rank's own names only that
+// rank's, and the marker of all ranks. For all ranks' names a marker of one rank is a checkpoint, too.
 Status prepare_plain(Store& store, const PlainNames& names, bool overwrite);
 
 // One rank's files and its part of the manifest, durable with their names.

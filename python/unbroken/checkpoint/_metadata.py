@@ -70,7 +70,7 @@ def _member(kind: object, name: object) -> enum.Enum:
     return kind.__members__[name]
 
 
-_CLASSES["builtins", "getattr"] = _member
+_CLASSES["builtins", "getattr"] = _CLASSES["__builtin__", "getattr"] = _member  # the latter in old protocols
 
 
 class _Unpickler(pickle.Unpickler):

@@ -3,9 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
-#include <thread>
 
 #include "base/parallel.h"
 #include "checkpoint/shard.h"
@@ -14,8 +12,6 @@ namespace unbroken {
 namespace {
 
 constexpr int kThreads = 2;
-constexpr int kLooksAfterInputError = 2;
-constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 // Codes that speak of the attempt's bytes; all others say that they could not be looked at now.
 bool is_damage(const Error& error) {
@@ -26,6 +22,19 @@ bool is_damage(const Error& error) {
 void set_state(AttemptInfo& info, AttemptState state, std::string reason) {
   info.state = state;
   info.reason = std::move(reason);
+}
+
+bool has_record(std::uint64_t generation, std::span<const GenerationEntry> generations) {
+  return std::any_of(generations.begin(), generations.end(),
+                     [&](const auto& entry) { return entry.number == generation; });
+}
+
+// Whether a life of this root wrote it: a copy of another run's may have the same number.
+bool is_ours(const Manifest& manifest, std::span<const GenerationEntry> generations) {
+  return std::any_of(generations.begin(), generations.end(), [&](const auto& entry) {
+    return entry.number == manifest.key.generation &&
+           (!entry.record || (entry.record->life_id == manifest.life_id && entry.record->run_id == manifest.run_id));
+  });
 }
 
 using Sizes = std::map<std::string, std::uint64_t, std::less<>>;
@@ -74,6 +83,7 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
                                   attempt_directory(info.manifest->key, info.manifest->attempt)));
   }
   info.key = info.manifest->key;
+  info.has_record = is_ours(*info.manifest, generations);
   const BranchVerdict verdict = judge_branch(info.key, info.manifest->run_id, info.manifest->life_id, generations);
   info.on_branch = verdict.on_branch;
   if (is_torn_marker(sizes, *info.manifest)) {
@@ -91,15 +101,16 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
   return {};
 }
 
-// An input error may be a hiccup of the device or of the network below it, and the verdict is final: so it is asked again.
-Status inspect_patiently(Store& store, const Sizes& sizes, std::span<const GenerationEntry> generations, Depth depth,
-                         const Progress& progress, AttemptInfo& info) {
-  Status status = inspect_committed(store, sizes, generations, depth, progress, info);
-  for (int again = 0; again < kLooksAfterInputError && !status && status.error().code == Code::kIo; ++again) {
-    std::this_thread::sleep_for(kLookInterval);
-    status = inspect_committed(store, sizes, generations, depth, progress, info);
-  }
-  return status;
+std::optional<AttemptInfo> not_a_directory(std::string_view name, std::span<const GenerationEntry> generations) {
+  const auto named = parse_attempt_directory(name);
+  if (!named) return std::nullopt;
+  AttemptInfo info{.name = std::string(name)};
+  info.key = {.step = named->step, .generation = named->generation, .sequence = 0};
+  info.on_branch = judge_branch(info.key, {}, {}, generations).on_branch;
+  info.has_record = has_record(named->generation, generations);
+  info.has_marker = true;  // what it leads to may be whole
+  set_state(info, AttemptState::kDamaged, fmt::format("{} is a file or a link, not a directory", name));
+  return info;
 }
 
 bool newer_first(const AttemptInfo& a, const AttemptInfo& b) {
@@ -140,8 +151,7 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
   if (named) {
     info.key = {.step = named->step, .generation = named->generation, .sequence = 0};
     info.on_branch = judge_branch(info.key, {}, {}, generations).on_branch;
-    info.has_record = std::any_of(generations.begin(), generations.end(),
-                                  [&](const auto& entry) { return entry.number == named->generation; });
+    info.has_record = has_record(named->generation, generations);
   }
   info.has_marker = sizes.contains(kMarkerName);
   if (!info.has_marker) {
@@ -151,7 +161,7 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
       set_state(info, AttemptState::kDamaged, fmt::format("{}/{} is missing", name, kManifestName));
     else
       set_state(info, AttemptState::kForeign, "a DCP checkpoint that Unbroken did not write");
-  } else if (const Status status = inspect_patiently(store, sizes, generations, depth, progress, info); !status) {
+  } else if (const Status status = inspect_committed(store, sizes, generations, depth, progress, info); !status) {
     if (status.error().code == Code::kUnsupported) {
       set_state(info, AttemptState::kUnsupported, status.error().message);
     } else if (is_damage(status.error())) {
@@ -165,12 +175,20 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
   return info;
 }
 
-Result<Catalog> read_catalog(Store& store, Depth depth) {
+Result<Catalog> read_catalog(Store& store, Depth depth, std::span<const std::uint64_t> voided) {
   Catalog catalog;
   UNBROKEN_ASSIGN(catalog.generations, list_generations(store));
+  void_lives(catalog.generations, voided);
   UNBROKEN_ASSIGN(const auto entries, store.list(""));
   for (const auto& entry : entries) {
-    if (!entry.is_directory || entry.name == kGenerationsDirectory) continue;
+    if (entry.name == kGenerationsDirectory) continue;
+    if (!entry.is_directory) {
+      // Somebody moved it and left a link, say. Links are not followed, and a checkpoint must not just be gone for that.
+      if (auto misplaced = not_a_directory(entry.name, catalog.generations)) {
+        catalog.attempts.push_back(std::move(*misplaced));
+      }
+      continue;
+    }
     auto info = inspect_attempt(store, entry.name, catalog.generations, depth);
     if (!info) {
       if (info.error().code == Code::kNotFound) continue;  // removed since it was listed

@@ -13,9 +13,9 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <thread>
 
 #include "base/crash_point.h"
+#include "checkpoint/patience.h"
 #include "checkpoint/sealed_json.h"
 
 namespace unbroken {
@@ -25,8 +25,6 @@ using nlohmann::json;
 
 constexpr std::string_view kSuffix = ".json";
 constexpr std::size_t kDigits = 6;
-constexpr int kLooksAfterInputError = 2;
-constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 std::string_view kind_name(Origin::Kind kind) {
   switch (kind) {
@@ -95,7 +93,8 @@ std::string encode(const GenerationRecord& record) {
     refused.push_back({{"attempt", refusal.attempt}, {"reason", refusal.reason}});
   const json body = {{"format", kFormatVersion},  {"generation", record.number}, {"run_id", record.run_id},
                      {"life_id", record.life_id}, {"origin", std::move(origin)}, {"refused", std::move(refused)},
-                     {"ranks", record.ranks},     {"host", record.host},         {"time_ms", record.time_ms}};
+                     {"voided", record.voided},   {"ranks", record.ranks},       {"host", record.host},
+                     {"time_ms", record.time_ms}};
   return seal_json(body.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -116,6 +115,10 @@ Result<GenerationRecord> decode_generation(std::string_view document, std::strin
   record.time_ms = fields.i64("time_ms");
   UNBROKEN_TRY(fields.finish());
   UNBROKEN_ASSIGN(record.origin, decode_origin(fields.object("origin"), name));
+  for (const auto& number : fields.array("voided")) {
+    if (number.is_number_unsigned()) record.voided.push_back(number.get<std::uint64_t>());
+    else fields.fail("voids something that is not a generation");
+  }
   for (const auto& entry : fields.array("refused")) {
     JsonFields refusal(entry, name);
     record.refused.push_back({.attempt = refusal.text("attempt"), .reason = refusal.text("reason")});
@@ -142,12 +145,7 @@ Result<std::vector<std::uint64_t>> list_generation_numbers(Store& store) {
 
 Result<GenerationEntry> read_generation(Store& store, std::uint64_t number) {
   GenerationEntry entry{.number = number, .record = std::nullopt, .error = {}};
-  auto record = read_record(store, number);
-  // One that cannot be read constrains nothing, so an input error that may be a hiccup is not believed at once.
-  for (int again = 0; again < kLooksAfterInputError && !record && record.error().code == Code::kIo; ++again) {
-    std::this_thread::sleep_for(kLookInterval);
-    record = read_record(store, number);
-  }
+  auto record = read_patiently([&] { return read_record(store, number); });
   if (record) {
     entry.record = std::move(*record);
   } else if (record.error().code == Code::kDamaged || record.error().code == Code::kIo) {
@@ -165,7 +163,16 @@ Result<std::vector<GenerationEntry>> list_generations(Store& store) {
     UNBROKEN_ASSIGN(auto entry, read_generation(store, number));
     entries.push_back(std::move(entry));
   }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].record) void_lives(entries, entries[i].record->voided);
+  }
   return entries;
+}
+
+void void_lives(std::span<GenerationEntry> entries, std::span<const std::uint64_t> numbers) {
+  for (auto& entry : entries) {
+    if (std::find(numbers.begin(), numbers.end(), entry.number) != numbers.end()) entry.voided = true;
+  }
 }
 
 Status create_generation(Store& store, const GenerationRecord& record) {

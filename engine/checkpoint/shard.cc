@@ -13,6 +13,7 @@
 #include "base/crash_point.h"
 #include "base/crc32c.h"
 #include "base/parallel.h"
+#include "checkpoint/patience.h"
 
 namespace unbroken {
 namespace {
@@ -86,7 +87,7 @@ Status read_chunk(const ChunkRead& task, std::string_view attempt) {
   const std::uint64_t bytes = std::min(kChunkBytes, task.file->length - begin);
   const bool in_place = task.pieces.size() == 1 && task.pieces.front().into.size() == bytes;
   const auto memory = in_place ? task.pieces.front().into : bounce_buffer().first(bytes);
-  UNBROKEN_TRY(task.reader->read_at(begin, memory));
+  UNBROKEN_TRY(read_patiently([&] { return task.reader->read_at(begin, memory); }));
   if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
     return make_error(Code::kDamaged,
                       fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
@@ -101,7 +102,7 @@ Status read_chunk(const ChunkRead& task, std::string_view attempt) {
 
 Result<std::unique_ptr<Reader>> open_checked(Store& store, std::string_view attempt, const ShardFile& file) {
   const std::string path = join_path(attempt, file.name);
-  UNBROKEN_ASSIGN(auto reader, store.open(path, {}));
+  UNBROKEN_ASSIGN(auto reader, read_patiently([&] { return store.open(path, {}); }));
   if (reader->size() != file.length) {
     return make_error(Code::kDamaged,
                       fmt::format("read {}: it has {} bytes, {} were written", path, reader->size(), file.length));
@@ -152,12 +153,12 @@ Status write_small_file(Store& store, const std::string& path, std::string_view 
 }
 
 Result<std::string> read_checked(Store& store, const std::string& path, std::uint64_t length, std::uint32_t crc) {
-  UNBROKEN_ASSIGN(const auto info, store.stat(path));
+  UNBROKEN_ASSIGN(const auto info, read_patiently([&] { return store.stat(path); }));
   if (info.size != length) {
     return make_error(Code::kDamaged,
                       fmt::format("read {}: it has {} bytes, {} were written", path, info.size, length));
   }
-  UNBROKEN_ASSIGN(std::string content, store.read(path, kMaxJsonBytes));
+  UNBROKEN_ASSIGN(std::string content, read_patiently([&] { return store.read(path, kMaxJsonBytes); }));
   if (content.size() != length || crc32c(bytes_of(content)) != crc) {
     return make_error(Code::kDamaged, fmt::format("read {}: the checksum differs from what was written", path));
   }
@@ -168,7 +169,7 @@ Result<std::unique_ptr<AttemptReader>> AttemptReader::open(Store& store, std::st
                                                            std::string_view manifest_name,
                                                            std::string_view marker_name) {
   const std::string path = join_path(attempt, manifest_name);
-  UNBROKEN_ASSIGN(const std::string document, store.read(path, kMaxJsonBytes));
+  UNBROKEN_ASSIGN(const std::string document, read_patiently([&] { return store.read(path, kMaxJsonBytes); }));
   UNBROKEN_ASSIGN(Manifest manifest, decode_manifest(document, path));
   return std::unique_ptr<AttemptReader>(
       new AttemptReader(store, std::string(attempt), std::string(marker_name), std::move(manifest)));

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from unbroken import _engine
+from unbroken.errors import InvalidArgumentError
 
 __all__ = ["AnyBoard", "TorchBoard", "make_board"]
 
@@ -70,16 +72,47 @@ def _present(store: Any, keys: list[str]) -> list[str]:
 AnyBoard = TorchBoard | _engine.MemoryBoard
 
 
-def make_board(group: dist.ProcessGroup | None) -> AnyBoard:
+def make_board(
+    group: dist.ProcessGroup | None, problem: Exception | None = None, settings: dict[str, object] | None = None
+) -> AnyBoard:
     """The board of the ranks of `group`; of a world of one without torch.distributed it is memory. A collective call.
 
-    The prefix is new each time and comes by a broadcast. torchrun keeps one store over its restarts, so under any name
-    that a rank could work out by itself it might find what a dead one had left there, and follow that.
+    The prefix is new each time and comes from the first rank. torchrun keeps one store over its restarts, so under any
+    name that a rank could work out by itself it might find what a dead one had left there, and follow that.
+
+    On the way the ranks compare notes, so that none waits for one that cannot start. Raises `problem`; on the other
+    ranks InvalidArgumentError names the rank that has one. `settings` must be equal on all.
     """
     if not (dist.is_available() and dist.is_initialized()):
+        if problem is not None:
+            raise problem
         return _engine.MemoryBoard()
-    name = [secrets.token_hex(8)]  # not from a generator that belongs to the run
-    dist.broadcast_object_list(name, group=group, group_src=0)
+    note = _Note(secrets.token_hex(8), "" if problem is None else str(problem), settings or {})
+    notes: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(notes, note, group=group)
+    if problem is not None:
+        raise problem
+    _compare(notes)
     world = dist.distributed_c10d._get_default_group()
     store = dist.distributed_c10d._get_process_group_store(group if group is not None else world)
-    return TorchBoard(store, f"unbroken/{name[0]}")
+    return TorchBoard(store, f"unbroken/{notes[0].name}")
+
+
+@dataclass(frozen=True)
+class _Note:
+    name: str  # not from a generator that belongs to the run
+    problem: str
+    settings: dict[str, object]
+
+
+def _compare(notes: list[_Note]) -> None:
+    problems = [f"rank {rank}: {note.problem}" for rank, note in enumerate(notes) if note.problem]
+    if problems:
+        raise InvalidArgumentError(f"start: not every rank can: {'; '.join(problems)}")
+    for rank, note in enumerate(notes):
+        for name, value in note.settings.items():
+            first = notes[0].settings.get(name)
+            if value != first:
+                raise InvalidArgumentError(
+                    f"start: {name} is {first} on rank 0 and {value} on rank {rank}; use one value"
+                )

@@ -183,7 +183,6 @@ class Checkpointer:
             raise InvalidArgumentError("resume() was called before; it is called once, at the beginning")
         self._phase, self._why_failed = _Phase.FAILED, "resume() did not end"
         try:
-            self._check_state()
             if self._signals is not None:
                 self._signals.install()
             self._start(step)
@@ -297,16 +296,33 @@ class Checkpointer:
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def _check_state(self) -> None:
-        """Finds now what a save could only find later: what cannot be saved or read again."""
+    def _open_store(self) -> tuple[_engine.Store | None, Exception | None]:
+        """The root, or what keeps this rank from starting: found now, what a save could only find later."""
         local, _ = look_at(self._state, self._rank)
         if isinstance(local, Exception):
-            raise local
-        self._loader_state()
+            return None, local
+        try:
+            self._loader_state()
+            return _engine.open_store(self._root, create=True), None
+        except Exception as error:  # noqa: BLE001  # the other ranks must hear of it, whatever it is
+            return None, error
+
+    def _settings(self, step: int | None) -> dict[str, object]:
+        """What must be equal on all ranks."""
+        return {
+            "every": str(self._every),
+            "keep": str(self._keep),
+            "loader": "absent" if self._loader is None else "given",
+            "resume(step)": step,
+            "seed": self._seed,
+            "strict": self._strict,
+            "allow_fresh": self._allow_fresh,
+        }
 
     def _start(self, step: int | None) -> None:
-        store = _engine.open_store(self._root, create=True)
-        board = make_board(self._group)
+        store, problem = self._open_store()
+        board = make_board(self._group, problem, self._settings(step))
+        assert store is not None
         resume = Resume(
             store,
             board,

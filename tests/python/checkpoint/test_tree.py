@@ -21,9 +21,10 @@ VALUES = {
     "dots in keys": {"a.b": {"c.d": 1}},
     "nothing": {},
 }
+LISTS = [[torch.ones(2), 3], [{"a": 1}, {}], [[torch.ones(1)], {3: 4}]]
 
 
-@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+@pytest.mark.parametrize("value", [*VALUES.values(), *LISTS], ids=[*VALUES, "a list", "of mappings", "of lists"])
 def test_it_comes_back(value):
     leaves, notes = {}, {}
     flatten(value, (), lambda path, leaf: leaves.update({path: leaf}), notes)

@@ -21,6 +21,7 @@ TOGETHER = {
         "a_late_rank_fails_the_attempt_by_name_and_the_next_succeeds",
         "a_rank_that_cannot_write_fails_the_attempt_on_all_ranks",
         "a_structure_that_changes_on_one_rank_fails_by_name_and_is_planned_anew",
+        "a_rank_that_cannot_start_is_named_on_all",
         "a_state_that_one_rank_cannot_save_is_named_on_all",
         "back_to_back_saves_with_barriers_in_the_trainer",
         "saves_by_time_fall_on_the_same_steps",

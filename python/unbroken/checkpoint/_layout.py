@@ -28,6 +28,8 @@ class Box(NamedTuple):
 
     def of(self, local: torch.Tensor) -> torch.Tensor:
         """The part of the local tensor that it stands for."""
+        if 0 in self.sizes:
+            return local.new_empty(self.sizes)
         for dim, (begin, length) in enumerate(zip(self.at, self.sizes, strict=True)):
             if (begin, length) != (0, local.shape[dim]):
                 local = local.narrow(dim, begin, length)
@@ -137,7 +139,7 @@ def local_boxes(
             mesh_dims[placement.dim].append(i)
             strided |= isinstance(placement, _StridedShard)
         elif not isinstance(placement, Replicate):
-            raise ValueError(f"its placement {placement} is not one that says which part a rank holds")
+            raise ValueError(f"{placement!r} does not say which part of it a rank holds; redistribute() it first")
     for dim, sequence in order or ():
         if sorted(sequence) != mesh_dims[dim]:
             raise ValueError(f"its shard order {order} does not belong to its placements {tuple(placements)}")

@@ -98,13 +98,13 @@ def unflatten(leaves: Mapping[Path, Any], notes: Notes, template: Any = None) ->
     """The nested value of `leaves`; mappings get the type that `template` has in the same place."""
     if () in leaves:
         return leaves[()]
-    root: dict[str, Any] = {}
+    root: dict[str, Any] = {}  # holds the whole, which may be a list
     for path, value in leaves.items():
-        _insert(root, path, value)
+        _insert(root, ("", *path), value)
     for path, keys in notes.items():
         if not keys and path:
-            _insert(root, path, {}, replace=False)
-    return _restore(root, (), notes, template)
+            _insert(root, ("", *path), {}, replace=False)
+    return _restore(root.get("", {}), (), notes, template)
 
 
 def pack_notes(notes: Notes) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import math
 import os
+import random
 import sys
 import time
 import traceback
@@ -18,7 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from layouts import LAYOUTS, Groups, Training, differences, everything
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import unbroken
 
@@ -92,6 +96,107 @@ def every_layout_loads_what_every_layout_saved(world: World) -> None:
                 assert type(state["step"]) is torch.Tensor
             training.step()  # the loaded state is one to go on from
     assert not any(results.values()), {pair: found[:3] for pair, found in results.items() if found}
+
+
+# --- any mesh, any placements ----------------------------------------------------------------------------------------
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64, torch.bool, torch.float8_e4m3fn)
+SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 16)
+
+
+class Spread:
+    """A random way to hold a tensor of `shape` on some or all of four ranks."""
+
+    def __init__(self, rng: random.Random, meshes: list[DeviceMesh], shape: tuple[int, ...]) -> None:
+        self.mesh = rng.choice([*meshes, None])
+        self.placements: list[Any] = []
+        self.first = -1  # the mesh dimension whose shard is taken last although it stands first, as FSDP2 does
+        if self.mesh is None:
+            return
+        ways = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+        self.placements = [rng.choice(ways) for _ in range(self.mesh.ndim)]
+        dims = [p.dim if isinstance(p, Shard) else None for p in self.placements]
+        factor = math.prod(self.mesh.size(i) for i in range(1, self.mesh.ndim) if dims[i] == dims[0])
+        if dims[0] is not None and factor > 1 and rng.random() < 0.7:
+            self.placements[0] = _StridedShard(dims[0], split_factor=factor)
+            self.first = dims[0]
+
+    def hold(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's part of `full`, cut by torch and not by what is tested."""
+        full = full.clone()
+        if self.mesh is None:
+            return full
+        if self.first < 0 or self.mesh.get_coordinate() is None:
+            return distribute_tensor(full, self.mesh, self.placements, src_data_rank=None)
+        local = full
+        for i in [*range(1, self.mesh.ndim), 0]:
+            dim = self.first if i == 0 else getattr(self.placements[i], "dim", None)
+            if dim is not None:
+                parts = [*torch.chunk(local, self.mesh.size(i), dim)]
+                empty = local.narrow(dim, 0, 0)
+                at = self.mesh.get_coordinate()[i]
+                local = parts[at] if at < len(parts) else empty
+        return DTensor.from_local(
+            local.contiguous(), self.mesh, self.placements, run_check=False, shape=full.shape, stride=full.stride()
+        )
+
+    def gathers(self, dtype: torch.dtype) -> bool:
+        """full_tensor() is right here: of all ranks in their order (of others torch gathers in the wrong one)."""
+        known = dtype in (torch.float32, torch.int64, torch.bfloat16)  # by gloo
+        in_order = self.mesh is not None and self.mesh.mesh.flatten().tolist() == [0, 1, 2, 3]
+        return known and in_order and self.first < 0
+
+    def __repr__(self) -> str:
+        return f"{None if self.mesh is None else self.mesh.mesh.tolist()} {self.placements}"
+
+
+def random_tensor(rng: random.Random) -> torch.Tensor:
+    shape = tuple(rng.choice(SIZES) for _ in range(rng.randint(0, 3)))
+    dtype = rng.choice(DTYPES)
+    raw = torch.tensor([rng.randrange(2 if dtype is torch.bool else 256) for _ in range(math.prod(shape))])
+    if dtype in (torch.bool, torch.uint8, torch.float8_e4m3fn):
+        return raw.to(torch.uint8).view(dtype).reshape(shape)
+    return raw.to(dtype).reshape(shape) / (1 if dtype is torch.int64 else 3)
+
+
+def same_local(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = (one.to_local() if isinstance(one, DTensor) else one for one in (a, b))
+    return not differences(a.detach(), b.detach())
+
+
+@scenario
+def any_placement_loads_what_any_placement_saved(world: World) -> None:
+    seed = int(os.environ.get("SEED") or time.time_ns() % 10**6)
+    seeds = [seed]
+    dist.broadcast_object_list(seeds)
+    seed = seeds[0]
+    print(f"SEED={seed}", file=sys.stderr, flush=True)
+    meshes = [
+        DeviceMesh("cpu", torch.arange(4).view(shape)) for shape in ((4,), (2, 2), (4, 1), (1, 4), (2, 1, 2), (1, 2, 2))
+    ]
+    meshes += [DeviceMesh("cpu", ranks) for ranks in ([3, 1, 0, 2], [2, 0], [[3, 2], [1, 0]])]
+    rng = random.Random(seed)
+    for number in range(3):
+        tensors = [random_tensor(rng) for _ in range(60)]
+        saved = [Spread(rng, meshes, tuple(one.shape)) for one in tensors]
+        state = {"x": [how.hold(one) for how, one in zip(saved, tensors, strict=True)]}
+        root = world.root(str(number))
+        with unbroken.Checkpointer(root, state, signals=False) as run:
+            run.resume()
+            run.step()
+            run.save().wait()
+            for one in state["x"]:  # what was saved is what was there at the call
+                local = one.to_local() if isinstance(one, DTensor) else one
+                local.zero_()
+        for _ in range(2):
+            here = [Spread(rng, meshes, tuple(one.shape)) for one in tensors]
+            target = {"x": [how.hold(torch.zeros_like(one)) for how, one in zip(here, tensors, strict=True)]}
+            unbroken.load(root, target)
+            for i, (loaded, how, one) in enumerate(zip(target["x"], here, tensors, strict=True)):
+                about = f"x.{i} {one.dtype} {tuple(one.shape)} saved {saved[i]}, loaded {how}"
+                assert same_local(loaded, how.hold(one)), about
+                if i % 3 == 0 and how.gathers(one.dtype):
+                    assert not (found := differences(loaded.full_tensor(), one)), f"{about}: {found}"
 
 
 def main() -> None:

@@ -13,8 +13,10 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from unbroken.checkpoint._dcp_layout import check_box
 from unbroken.checkpoint._foreign import local_path, open_directory
 from unbroken.checkpoint._reader import Reading, Target
 from unbroken.checkpoint._safe import loads
@@ -76,6 +78,7 @@ class UnbrokenReader(StorageReader):
         archives = reader.archives(list(dict.fromkeys(item.storage_index.fqn for item in objects)))
         for key, raw in archives.items():
             loads(key, raw)
+        _check_targets(plan, getattr(planner, "state_dict", None))
         self._read_tensors(reader, plan, planner)
         for item in objects:
             planner.load_bytes(item, io.BytesIO(archives[item.storage_index.fqn]))
@@ -108,6 +111,17 @@ class UnbrokenReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return bool(FileSystem.validate_checkpoint_id(checkpoint_id))
+
+
+def _check_targets(plan: LoadPlan, state: object) -> None:
+    """That DCP's plan puts things where they belong."""
+    if not isinstance(state, dict):
+        return
+    for key in dict.fromkeys(item.dest_index.fqn for item in plan.items):
+        tensor = state.get(key)
+        if isinstance(tensor, DTensor):
+            for chunk in tensor.__create_chunk_list__():
+                check_box(key, tensor, tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def _read_batch(reader: Reading, batch: list[Target], planner: LoadPlanner) -> None:

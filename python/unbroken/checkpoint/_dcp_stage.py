@@ -29,7 +29,7 @@ from unbroken.checkpoint._plan import check_device, cut, identity, is_raw
 from unbroken.checkpoint._tree import key_of
 from unbroken.errors import DeadlineError, InvalidArgumentError
 
-__all__ = ["Arena", "Spec", "borrow", "give_back", "own_copy"]
+__all__ = ["Arena", "Spec", "alone", "borrow", "give_back"]
 
 Spec = tuple[torch.dtype, tuple[int, ...]] | None  # of a slot; None: an object
 
@@ -119,22 +119,29 @@ def _leaves(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return leaves
 
 
-def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+def own_copy(key: str, tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU of a tensor that is not just its bytes; no more than the tensor is of its storage."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        return tensor.cpu()
-    if type(tensor) is torch.Tensor:
-        return tensor.clone()
     try:
-        whole = tensor.untyped_storage().size() == tensor.nbytes
-    except (NotImplementedError, RuntimeError):
-        whole = True
-    if whole:
-        return copy.deepcopy(tensor)
-    part = tensor.clone()
-    part.__dict__.update(copy.deepcopy(tensor.__dict__))
-    return part
+        tensor = tensor.detach()
+        made = tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+        if type(made) is not type(tensor):
+            made = made.as_subclass(type(tensor))
+        for name, value in tensor.__dict__.items():
+            if name not in made.__dict__:
+                made.__dict__[name] = copy.deepcopy(value)
+    except Exception as error:
+        raise InvalidArgumentError(f"state {key!r}: a {type(tensor).__name__} cannot be copied: {error}") from error
+    return made
+
+
+def alone(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, with a storage that holds nothing else."""
+    tensor = tensor.detach()
+    try:
+        shares = tensor.untyped_storage().size() != tensor.nbytes
+    except (NotImplementedError, RuntimeError):  # it has none of its own
+        shares = False
+    return own_copy(key, tensor) if shares or tensor.device.type != "cpu" else tensor
 
 
 Recipe = Callable[[Sequence[torch.Tensor]], Any]  # makes a leaf of the staged raw tensors
@@ -157,6 +164,10 @@ class _Found:
                 sharded_tensor_metadata=value.metadata(),
                 process_group=value._process_group,
             )
+        if value.is_nested:
+            raise InvalidArgumentError(
+                f"state {key!r}: DCP cannot save a nested tensor; save its values() and offsets()"
+            )
         check_device(key, value)
         if isinstance(value, DTensor):
             local, spec = self.recipe(key, value._local_tensor), value._spec
@@ -165,7 +176,7 @@ class _Found:
             number = self._number(key, value)
             return lambda staged: staged[number]
         self.guess.append(None)
-        return lambda _: own_copy(value)
+        return lambda _: own_copy(key, value)
 
     def _number(self, key: str, tensor: torch.Tensor) -> int:
         memory = identity(tensor)

@@ -24,16 +24,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.futures import Future
 
 from unbroken import _engine
 from unbroken.checkpoint._archive import DTYPES
-from unbroken.checkpoint._dcp_stage import Arena, Spec, borrow, give_back, own_copy
+from unbroken.checkpoint._dcp_layout import check_box
+from unbroken.checkpoint._dcp_stage import Arena, Spec, alone, borrow, give_back
 from unbroken.checkpoint._foreign import local_path
 from unbroken.checkpoint._image import SlotImage, is_simple, pack
-from unbroken.checkpoint._layout import boxes_of
 from unbroken.checkpoint._metadata import is_plain, versions, write_metadata
 from unbroken.checkpoint._plan import check_device, cut, identity, is_raw
 from unbroken.checkpoint._safe import loads
@@ -261,7 +259,7 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
         if is_raw(tensor) and (tensor.dtype, tuple(tensor.shape)) == (item.tensor_data.properties.dtype, sizes):
             address = tensor.data_ptr() if tensor.is_cpu else 0
             return _Entry(item, (tensor.dtype, sizes), address=address, memory=identity(tensor))
-        return _Entry(item, None, pack(key, own_copy(tensor), check=False))
+        return _Entry(item, None, self._readable(key, pack(key, alone(key, tensor), check=False)))
 
     def _object(self, item: WriteItem, planner: SavePlanner) -> bytes:
         key = item.index.fqn
@@ -276,17 +274,32 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
             raise InvalidArgumentError(f"state {key!r}: one object of {len(raw)} bytes; the most is {_OBJECT_BYTES}")
         if raw[-22:-18] != b"PK\5\6" or raw[-2:] != b"\0\0":
             raise InvalidArgumentError(f"state {key!r}: the planner gives bytes that are no archive of torch.save")
+        return self._readable(key, raw)
+
+    def _readable(self, key: str, raw: bytes) -> bytes:
+        """Says so when UnbrokenReader will refuse it: once, as it takes time to find out."""
         if key not in self._checked:
             self._checked.add(key)
             try:
                 loads(key, raw)
             except Error as error:
-                _logger.warning("%s. Stock DCP, which runs what is in a checkpoint, can read it", error)
+                _logger.warning("saved, and not to be read by UnbrokenReader: %s", error)
         return raw
+
+
+def _check_dtype(item: WriteItem) -> None:
+    """DCP's planner cannot tell the size of torch's sub-byte dtypes, and does not say of which tensor."""
+    try:
+        item.tensor_storage_size()
+    except TypeError as error:
+        assert item.tensor_data is not None
+        dtype = item.tensor_data.properties.dtype
+        raise InvalidArgumentError(f"state {item.index.fqn!r}: DCP cannot plan a tensor of {dtype}: {error}") from error
 
 
 def _parts(item: WriteItem) -> Iterator[WriteItem]:
     data = item.tensor_data
+    _check_dtype(item)
     plain = data is not None and data.properties.dtype in DTYPES and data.properties.layout is torch.strided
     if data is None or not plain or isinstance(item, _Cut):
         yield item
@@ -330,20 +343,15 @@ def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def _check_shard(item: WriteItem, tensor: torch.Tensor, whole: object) -> None:
-    """torch's plan of a dimension that is sharded in strides and unevenly is wrong: it names one box where there are
-    several, or another one."""
+    original = item.original if isinstance(item, _Cut) and item.original is not None else item
+    assert original.tensor_data is not None
     assert item.tensor_data is not None
-    original = item.original if isinstance(item, _Cut) else None
-    chunk = (original or item).tensor_data.chunk  # type: ignore[union-attr]
-    planned = (tuple(chunk.offsets), tuple(chunk.sizes))
-    right = tuple(tensor.shape) == tuple(item.tensor_data.chunk.sizes)
-    if right and isinstance(whole, DTensor) and any(isinstance(p, _StridedShard) for p in whole.placements):
-        boxes = [(box.offsets, box.sizes) for box in boxes_of(item.index.fqn, whole)]
-        right = boxes == [planned] or (not boxes and 0 in planned[1])
-    if not right:
+    chunk = original.tensor_data.chunk
+    check_box(item.index.fqn, whole, tuple(chunk.offsets), tuple(chunk.sizes))
+    if tensor.shape != item.tensor_data.chunk.sizes:
         raise InvalidArgumentError(
-            f"state {item.index.fqn!r}: DCP plans this rank's shard as {planned[1]} at {planned[0]}, which is not what "
-            "it holds: DCP cannot save a tensor that is sharded in strides and unevenly; unbroken.Checkpointer can"
+            f"state {item.index.fqn!r}: this rank's shard is planned as {tuple(item.tensor_data.chunk.sizes)}, and the "
+            f"planner gives {tuple(tensor.shape)}"
         )
 
 

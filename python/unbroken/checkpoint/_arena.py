@@ -10,8 +10,9 @@ from typing import Any
 
 from unbroken import _engine
 from unbroken._board import AnyBoard
-from unbroken.checkpoint._image import Packer, StagedImage
+from unbroken.checkpoint._image import StagedImage
 from unbroken.checkpoint._metadata import write_metadata
+from unbroken.checkpoint._pack import Packer
 from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, build_metadata, describe
 from unbroken.checkpoint._state import State, StructureChanged
 from unbroken.errors import Error, InvalidArgumentError, SaveFailedError
@@ -45,8 +46,9 @@ class Arena:
         self.error = "nothing is planned yet"
         self._stale = False  # coordinator: some rank's structure is not the planned one
         self._places: list[list[Place]] = []  # coordinator: of every rank, once they are known
-        self._slots: list[str | None] = []
+        self._listed: Any = None  # what self._metadata was made of
         self._metadata = b""
+        self._seen: list[Any] | None = None  # the values that needs_plan() looked at in this step
 
     def describe(self) -> Described:
         """What a new plan is made of, for all ranks to call at once."""
@@ -73,6 +75,10 @@ class Arena:
             self.error = f"rank {self._rank} has no plan for its saves: {error}"
             _logger.error("%s", self.error)
 
+    def forget_values(self) -> None:
+        """At the beginning of a step: what needs_plan() saw is no longer what the state holds."""
+        self._seen = None
+
     def needs_plan(self) -> bool:
         """Whether the next save must plan anew, as far as this rank knows."""
         if self.image is None or self._stale:
@@ -80,7 +86,7 @@ class Arena:
         if self._state.is_unsharded():
             return False  # this rank must not look alone; the save itself finds out
         try:
-            self._values(self.image.plan)
+            self._seen = self._values(self.image.plan)
         except StructureChanged as change:
             _logger.info("the state's structure has changed (%s): the save plans anew", change)
             return True
@@ -101,7 +107,7 @@ class Arena:
         image = self.image
         if image is None:
             raise SaveFailedError(self.error)
-        values = self._values(image.plan)
+        values, self._seen = self._seen if self._seen is not None else self._values(image.plan), None
         copies = image.prepare(values)
 
         def copy(_alive: list[Any] = values) -> None:  # the copies are addresses: what they point to must live as long
@@ -133,21 +139,25 @@ class Arena:
         except (Error, RuntimeError):
             self._stale = True
 
-    def metadata(self, plan: Plan, slots: list[str | None]) -> bytes:
+    def metadata(self, plan: Plan, told: list[str | None]) -> bytes:
         """Coordinator: the bytes of `.metadata`; the same ones as long as nothing has another place.
 
-        slots: for each rank the places of its objects, where they are not as planned.
+        told: what each rank's vote says of this save (StagedImage.object_slots): the places of its objects, where they
+        are not as planned, and the digest of its values.
         """
         if len(self._places) < self._world_size:
             keys = [f"places/{plan.number}/{r}" for r in range(1, self._world_size)]
-            told = _engine.board_collect(self._board, keys, _PLACES_SECONDS)
-            missing = [str(r) for r, text in enumerate(told, 1) if text is None]
+            places = _engine.board_collect(self._board, keys, _PLACES_SECONDS)
+            missing = [str(r) for r, text in enumerate(places, 1) if text is None]
             if missing:
                 raise SaveFailedError(f"rank {', '.join(missing)} did not say where its tensors lie")
-            self._places += [[tuple(one) for one in json.loads(text)] for text in told if text is not None]
-        if not self._metadata or slots != self._slots:
-            self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots)))
-            self._slots = list(slots)
+            self._places += [[tuple(one) for one in json.loads(text)] for text in places if text is not None]
+        votes = [json.loads(text) if text is not None else {} for text in told]
+        slots = [vote.get("slots", {}) for vote in votes]
+        apart = [rank for rank, vote in enumerate(votes) if vote.get("values") != votes[0].get("values")]
+        if not self._metadata or (slots, apart) != self._listed:
+            self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots), apart))
+            self._listed = (slots, apart)
         return self._metadata
 
 
@@ -161,12 +171,12 @@ def look_at(state: State, rank: int) -> tuple[LocalPlan | Exception, Packer | No
         return error, None
 
 
-def _moved(places: list[list[Place]], slots: list[str | None]) -> list[list[Place]]:
+def _moved(places: list[list[Place]], slots: list[dict[str, tuple[int, int]]]) -> list[list[Place]]:
     """The places as planned, with those that a rank's objects have now."""
     moved = []
-    for planned, text in zip(places, slots, strict=True):
+    for planned, changed in zip(places, slots, strict=True):
         now = list(planned)
-        for number, (offset, length) in (json.loads(text) if text is not None else {}).items():
+        for number, (offset, length) in changed.items():
             now[int(number)] = (planned[int(number)][0], offset, length)
         moved.append(now)
     return moved

@@ -173,12 +173,11 @@ TORCHRUN = """
     state = {"x": torch.zeros(1)}
     loader = unbroken.data.DataLoader(list(range(100)), global_batch_size=4, seed=1)
     with unbroken.Checkpointer(root, state, loader, unbroken.Every(steps=4), keep=None) as run:
-        start = run.resume()
         for batch in run.batches(until=until):
-            total = torch.stack(list(batch)).sum().reshape(1) if isinstance(batch, list) else batch.sum().reshape(1)
+            total = batch.sum().reshape(1)
             dist.all_reduce(total)
             state["x"] += total * run.step_number
-            if start == 0 and run.step_number == 6 and dist.get_rank() == 1:
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.step_number == 6 and dist.get_rank() == 1:
                 os.kill(os.getpid(), 9)
     if dist.get_rank() == 0:
         print("restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", state["x"].item(), flush=True)

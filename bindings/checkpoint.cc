@@ -312,16 +312,17 @@ void bind_saver(nb::module_& module) {
           "__init__",
           [](SaverHandle* self, const StoreHandle& store, nb::object board, const Start& start, std::uint64_t rank,
              std::uint64_t world_size, std::uint64_t keep_last, std::uint64_t keep_every_steps,
-             double vote_timeout_seconds, double decision_timeout_seconds) {
+             double vote_timeout_seconds, double decision_timeout_seconds, std::uint64_t steps_ahead) {
             new (self) SaverHandle(store, std::move(board), start,
                                    {.rank = rank,
                                     .world_size = world_size,
                                     .keep = {.last = keep_last, .every_steps = keep_every_steps},
                                     .vote_timeout_seconds = vote_timeout_seconds,
-                                    .decision_timeout_seconds = decision_timeout_seconds});
+                                    .decision_timeout_seconds = decision_timeout_seconds,
+                                    .steps_ahead = steps_ahead});
           },
           "store"_a, "board"_a, "start"_a, nb::kw_only(), "rank"_a, "world_size"_a, "keep_last"_a = 0,
-          "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0)
+          "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0, "steps_ahead"_a = 1)
       .def(
           "decide",
           [](SaverHandle& self, std::uint64_t step, bool due, bool wanted, bool stop, bool busy, bool is_explicit,
@@ -347,7 +348,9 @@ void bind_saver(nb::module_& module) {
             const nb::gil_scoped_release released;
             return unwrap(self.saver.retain());
           },
-          "After a durable save: removes what need not be kept; returns the directories.");
+          "After a durable save: removes what need not be kept; returns the directories.")
+      .def("cancel", [](SaverHandle& self) { self.saver.cancel(); },
+           "The process leaves: a save in flight waits for nobody any more. Any thread.");
 }
 
 }  // namespace

@@ -11,7 +11,10 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
 
   static Deadline after(std::chrono::milliseconds wait) { return Deadline(Clock::now() + wait); }
+  // At most ten years, so that no sum overflows.
   static Deadline after_seconds(double seconds) {
+    constexpr double kLongest = 10 * 365.25 * 24 * 3600;
+    seconds = seconds < 0 ? 0 : seconds < kLongest ? seconds : kLongest;
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,7 +29,11 @@ Status parallel_for(std::size_t count, int threads, const std::function<Status(s
   const std::size_t helpers = std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count);
   {
     std::vector<std::jthread> workers;
-    for (std::size_t i = 1; i < helpers; ++i) workers.emplace_back(run);
+    try {
+      for (std::size_t i = 1; i < helpers; ++i) workers.emplace_back(run);
+    } catch (const std::system_error&) {
+      // No more threads are to be had: those that began, and this one, do all of it.
+    }
     run();
   }
   return result;

@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <thread>
-#include <vector>
 
 #include "base/bytes.h"
+#include "base/parallel.h"
 
 namespace unbroken {
 namespace {
@@ -51,12 +50,10 @@ Result<Arena> Arena::create(std::size_t bytes, int threads) {
     return errno_error(errno, "keep out of forks", "staging memory");
 
   const std::size_t share = align_up(size / static_cast<std::size_t>(std::max(threads, 1)) + 1, kHugePage);
-  std::vector<std::jthread> workers;
-  for (std::size_t at = share; at < size; at += share) {
-    workers.emplace_back([&arena, at, share, size] { fault_in(arena.data_ + at, std::min(share, size - at)); });
-  }
-  fault_in(arena.data_, std::min(share, size));
-  workers.clear();
+  UNBROKEN_TRY(parallel_for((size + share - 1) / share, threads, [&](std::size_t part) -> Status {
+    fault_in(arena.data_ + part * share, std::min(share, size - part * share));
+    return {};
+  }));
   return arena;
 }
 

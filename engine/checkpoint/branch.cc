@@ -17,12 +17,15 @@ BranchVerdict judge_branch(const AttemptKey& key, std::string_view run_id, std::
     return {false, fmt::format("it was written by life {}, but generation {} is life {}", life_id, key.generation,
                                own->record->life_id)};
   }
+  if (own->voided) {
+    return {false, fmt::format("generation {} ended before it had loaded anything", key.generation)};
+  }
   const auto run = run_id_of(generations);
   if (run && !run_id.empty() && *run != run_id) {
     return {false, fmt::format("it belongs to run {}, this root to run {}", run_id, *run)};
   }
   for (const auto& entry : generations) {
-    if (entry.number <= key.generation || !entry.record) continue;
+    if (entry.number <= key.generation || !entry.record || entry.voided) continue;
     const Origin& origin = entry.record->origin;
     if (origin.kind == Origin::Kind::kFresh) {
       return {false, fmt::format("generation {} started fresh after it", entry.number)};

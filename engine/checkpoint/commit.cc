@@ -27,6 +27,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -43,7 +44,16 @@ using nlohmann::json;
 
 // Once an error is known, how long the others' votes are still awaited, so that the directory can be removed.
 constexpr double kGraceSeconds = 5;
+constexpr double kSliceSeconds = 0.25;
 constexpr auto kSettleInterval = std::chrono::milliseconds(100);
+
+// Readers refuse longer documents.
+Status check_readable(const std::string& path, std::uint64_t bytes) {
+  if (bytes <= kMaxJsonBytes) return {};
+  return make_error(Code::kUnsupported,
+                    fmt::format("write {}: {} are more than can be read again ({}); the state has too many entries", path,
+                                format_bytes(bytes), format_bytes(kMaxJsonBytes)));
+}
 
 double seconds_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
@@ -89,7 +99,7 @@ class Attempt {
     const bool coordinator = life_.rank == 0;
     Status fence;
     if (coordinator) fence = check_fence(store_, life_);
-    const Vote vote = fence ? take_part() : refuse(fence.error());
+    const Vote vote = fence ? take_part_without_exceptions() : refuse(fence.error());
     outcome_.write_seconds = seconds_since(start);
     const auto voted = Deadline::Clock::now();
     const Status told = cast(vote);
@@ -118,9 +128,27 @@ class Attempt {
     return {.structure = {}, .part = {}, .object_slots = {}, .error = error.message, .code = error.code};
   }
 
+  // Memory and threads can run out anywhere; the others must hear of it all the same.
+  Vote take_part_without_exceptions() {
+    try {
+      return take_part();
+    } catch (const std::exception& exception) {
+      return refuse(make_error(Code::kUnavailable,
+                               fmt::format("write checkpoint step {}: {}", request_.key.step, exception.what())));
+    }
+  }
+
+  bool cancelled() const { return request_.cancelled != nullptr && request_.cancelled->load(); }
+
   Vote take_part() {
     if (!request_.failure.empty() || image_ == nullptr) {
       return refuse(make_error(Code::kInvalidArgument, request_.failure));
+    }
+    for (const auto& [name, text] : {std::pair("the loader's state", &request_.loader), std::pair("the mesh", &request_.mesh),
+                                     std::pair("the versions", &request_.versions)}) {
+      if (Status status = check_exact_json(*text, fmt::format("save {} with step {}", name, request_.key.step)); !status) {
+        return refuse(status.error());
+      }
     }
     Vote vote{.structure = request_.structure,
               .part = {},
@@ -172,8 +200,14 @@ class Attempt {
     const auto all_voted = [&] {
       return std::all_of(votes.begin(), votes.end(), [](const auto& v) { return v.has_value(); });
     };
-    while (!all_voted() && !deadline.passed()) {
-      const double slice = std::min(0.25, std::chrono::duration<double>(deadline.left()).count());
+    bool first = true;  // a deadline that has passed already is no reason not to look
+    while (!all_voted() && (first || !deadline.passed())) {
+      first = false;
+      if (cancelled()) {
+        UNBROKEN_ASSIGN([[maybe_unused]] const bool last, read(Deadline::after_seconds(kGraceSeconds)));
+        break;
+      }
+      const double slice = std::min(kSliceSeconds, std::chrono::duration<double>(deadline.left()).count());
       UNBROKEN_ASSIGN(const bool error, read(Deadline::after_seconds(slice)));
       if (!error) continue;
       const double grace = std::min(kGraceSeconds, std::chrono::duration<double>(deadline.left()).count());
@@ -183,11 +217,18 @@ class Attempt {
     return votes;
   }
 
+  // Where votes were not counted: for all that is known the others are still writing, and have not read the last outcome.
+  void miss_all_others() {
+    for (std::uint64_t rank = 1; rank < life_.world_size; ++rank) outcome_.missing.push_back(rank);
+  }
+
   void coordinate(const Vote& own, const Status& able) {
     if (!able) {
       fail(able.error());
+      miss_all_others();
     } else if (auto votes = collect(); !votes) {
       fail(votes.error());
+      miss_all_others();
     } else {
       Count count = count_votes(*votes, own.structure);
       outcome_.missing = std::move(count.missing);
@@ -214,6 +255,7 @@ class Attempt {
     std::vector<std::optional<std::string>> slots;
     for (const auto& vote : votes) slots.push_back(vote->object_slots);
     UNBROKEN_ASSIGN(const std::string marker, request_.metadata(slots));
+    UNBROKEN_TRY(check_readable(path(kMarkerName), marker.size()));
     UNBROKEN_TRY(write_root(votes, marker));
     UNBROKEN_TRY(check_fence(store_, life_));
     UNBROKEN_CRASH_POINT("commit.6.generations_checked");
@@ -235,7 +277,11 @@ class Attempt {
                       .loader = request_.loader,
                       .versions = request_.versions};
     for (const auto& vote : votes) manifest.parts.push_back(vote->part);
-    UNBROKEN_TRY(write_small_file(store_, path(kManifestName), encode(manifest)));
+    const std::string document = encode(manifest);
+    UNBROKEN_TRY(check_readable(path(kManifestName), document.size()));
+    // What could not be read again must not be committed.
+    if (const auto read = decode_manifest(document, path(kManifestName)); !read) return read.error();
+    UNBROKEN_TRY(write_small_file(store_, path(kManifestName), document));
     UNBROKEN_CRASH_POINT("commit.5.manifest_written");
     UNBROKEN_TRY(store_.sync_directory(directory_));
     UNBROKEN_CRASH_POINT("commit.5.manifest_durable");
@@ -281,7 +327,15 @@ class Attempt {
   // us.
   void learn() {
     const double wait = 2 * request_.vote_timeout_seconds + request_.settle_timeout_seconds;
-    auto text = board_wait(board_, key("outcome"), Deadline::after_seconds(wait));
+    Deadline deadline = Deadline::after_seconds(wait);
+    bool leaving = false;
+    auto text = board_wait(board_, key("outcome"), Deadline::after_seconds(std::min(kSliceSeconds, wait)));
+    while (!text && text.error().code == Code::kDeadline && !deadline.passed()) {
+      if (cancelled() && !leaving) deadline = Deadline::after_seconds(kGraceSeconds);
+      leaving = cancelled();
+      const double left = std::chrono::duration<double>(deadline.left()).count();
+      text = board_wait(board_, key("outcome"), Deadline::after_seconds(std::min(kSliceSeconds, left)));
+    }
     Status status = text ? decode_outcome(*text, outcome_) : Status(text.error());
     if (status) return;
     outcome_.state = SaveOutcome::State::kUnknown;
@@ -379,7 +433,7 @@ Count count_votes(std::span<const std::optional<Vote>> votes, std::string_view s
     const auto& vote = votes[rank];
     if (!vote) {
       count.missing.push_back(rank);
-      add(fmt::format("rank {} did not finish in time", rank));
+      add(fmt::format("rank {} had not finished when the save was given up", rank));
       code = code.value_or(Code::kDeadline);
     } else if (!vote->error.empty()) {
       add(fmt::format("rank {}: {}", rank, vote->error));

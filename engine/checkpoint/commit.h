@@ -6,6 +6,7 @@
 // is durable.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -44,6 +45,7 @@ struct SaveRequest {
   std::string loader = "null";
   std::string versions = "{}";
   int threads = 2;
+  const std::atomic<bool>* cancelled = nullptr;  // when it becomes true, others are waited for some seconds more
   double vote_timeout_seconds = 600;   // how long the coordinator waits for votes, counted from its own
   double settle_timeout_seconds = 60;  // how long an unclear marker is looked after
 };

@@ -39,27 +39,35 @@ std::string_view action_name(StepDecision::Action action);
 
 class Decider {
  public:
-  Decider(Board& board, LifeContext life, double timeout_seconds)
-      : board_(board), life_(std::move(life)), timeout_seconds_(timeout_seconds) {}
+  // `steps_ahead`: how far ahead a note is posted; 1 where ranks finish a step together (their collectives block), 2 where the
+  // host may be one step ahead of them.
+  Decider(Board& board, LifeContext life, double timeout_seconds, std::uint64_t steps_ahead = 1)
+      : board_(board), life_(std::move(life)), timeout_seconds_(timeout_seconds), steps_ahead_(steps_ahead) {}
 
   Result<StepDecision> decide(std::uint64_t step, const StepRequest& request);
 
   // Coordinator: ranks that had not voted in `attempt` are busy until they say that they have stopped.
   void await_release(std::string_view attempt, const std::vector<std::uint64_t>& ranks);
+  bool all_released() const { return awaited_.empty(); }
 
  private:
   bool coordinator() const { return life_.rank == 0; }
-  std::string key(std::string_view what, std::uint64_t number) const;
+  std::string key(std::string_view what, std::uint64_t step) const;
+  std::string decision_key(std::uint64_t step);
   Status post_events(std::uint64_t step, const StepRequest& request);
   Result<StepDecision> make_decision(const StepRequest& request, bool stopping);
-  Result<StepDecision> hear_decision(std::uint64_t step, std::uint64_t number);
+  Result<StepDecision> hear_decision(std::uint64_t step, const std::string& key);
+  void answer_missed();
   Result<bool> others_busy(Deadline deadline);
   void forget_old_keys(std::uint64_t step);
 
   Board& board_;
   LifeContext life_;
   double timeout_seconds_;
-  std::uint64_t decisions_ = 0;
+  std::uint64_t steps_ahead_;
+  std::uint64_t decided_step_ = 0;   // of the last decision that this rank took part in, or should have
+  std::uint64_t decisions_ = 0;      // at that step
+  std::deque<std::string> missed_;   // decisions that did not come in time
   std::uint64_t sequence_ = 0;
   bool stop_posted_ = false;
   std::vector<std::string> awaited_;  // keys that busy ranks will set

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct GenerationRecord {
   std::string life_id;
   Origin origin;
   std::vector<Refusal> refused;  // never tried again
+  std::vector<std::uint64_t> voided{};  // earlier lives that ended before they loaded anything, and constrain nothing
   std::uint64_t ranks = 0;
   std::string host;
   std::int64_t time_ms = 0;  // Unix time, for people
@@ -50,6 +52,7 @@ struct GenerationEntry {
   std::uint64_t number = 0;
   std::optional<GenerationRecord> record;
   std::string error;  // why there is no record
+  bool voided = false;  // a later record says that this life ended before it loaded anything
 };
 
 inline constexpr std::string_view kGenerationsDirectory = "generations";
@@ -64,6 +67,8 @@ Result<std::vector<std::uint64_t>> list_generation_numbers(Store& store);
 Result<GenerationEntry> read_generation(Store& store, std::uint64_t number);
 // All of them.
 Result<std::vector<GenerationEntry>> list_generations(Store& store);
+// Marks lives as void.
+void void_lives(std::span<GenerationEntry> entries, std::span<const std::uint64_t> numbers);
 
 // Makes the record durable. kFenced, naming the other life, when the number is taken by one; success when it is ours
 // already (an answer that was lost on the way).

@@ -109,6 +109,12 @@ Result<Image> ImageBuilder::build(int threads) && {
 }
 
 Status Image::lay_out_objects(std::span<const std::uint64_t> lengths) {
+  std::uint64_t needed = 0;
+  for (const std::uint64_t length : lengths) needed += object_capacity(length);
+  // First the memory, which may not be to be had, then the places in it.
+  if (needed > object_memory_.bytes().size()) {
+    UNBROKEN_ASSIGN(object_memory_, Arena::create(needed, 1));
+  }
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < object_numbers_.size(); ++i) {
     Place& place = places_[object_numbers_[i]];
@@ -118,9 +124,6 @@ Status Image::lay_out_objects(std::span<const std::uint64_t> lengths) {
     end += place.slot.length;
   }
   object_bytes_ = end;
-  if (end > object_memory_.bytes().size()) {
-    UNBROKEN_ASSIGN(object_memory_, Arena::create(end, 1));
-  }
   return {};
 }
 
@@ -174,15 +177,18 @@ Result<std::vector<Image::Piece>> Image::cut(std::span<const CopyIn> copies) con
 }
 
 Status Image::stage(std::span<const CopyIn> copies, int threads) {
+  // However this ends, who waits for the copy hears of it.
+  struct Ending {
+    Staging& staging;
+    bool failed = true;
+    ~Ending() { staging.set(Staging::kAll, failed); }
+  } ending{*staging_};
   if (!usable()) {
     return make_error(Code::kInvalidArgument,
                       "stage a checkpoint: this process is a fork of the one that made the arena");
   }
   const auto pieces = cut(copies);
-  if (!pieces) {
-    staging_->set(Staging::kAll, true);
-    return pieces.error();
-  }
+  if (!pieces) return pieces.error();
   // Neighbours go together, so that thousands of tiny tensors cost no more than their bytes.
   constexpr std::size_t kGroup = 64;
   std::vector<std::size_t> starts{0};
@@ -213,7 +219,7 @@ Status Image::stage(std::span<const CopyIn> copies, int threads) {
     staging_->moved.notify_all();
     return {};
   });
-  staging_->set(Staging::kAll, !status);
+  ending.failed = !status;
   return status;
 }
 

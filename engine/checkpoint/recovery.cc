@@ -163,6 +163,24 @@ Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const
   return choice;
 }
 
+std::optional<std::uint64_t> find_void_life(const Catalog& catalog) {
+  for (auto entry = catalog.generations.rbegin(); entry != catalog.generations.rend(); ++entry) {
+    if (entry->voided) continue;
+    if (!entry->record) return std::nullopt;
+    const Origin& origin = entry->record->origin;
+    if (origin.kind == Origin::Kind::kNone) continue;
+    if (origin.kind == Origin::Kind::kFresh) return std::nullopt;
+    const bool wrote = std::any_of(catalog.attempts.begin(), catalog.attempts.end(), [&](const auto& info) {
+      return info.state != AttemptState::kForeign && info.key.generation == entry->number;
+    });
+    const auto chosen = std::find_if(catalog.attempts.begin(), catalog.attempts.end(),
+                                     [&](const auto& info) { return info.name == origin.attempt; });
+    const bool gone = chosen == catalog.attempts.end() || chosen->state == AttemptState::kRetired;
+    return !wrote && gone ? std::optional(entry->number) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 Recovery::Recovery(Store& store, Board& board, RecoveryOptions options)
     : store_(store), board_(board), options_(std::move(options)) {}
 
@@ -186,18 +204,29 @@ Result<Start> Recovery::share(Result<Start> mine) {
 
 Result<Catalog> Recovery::read_patiently(Deadline deadline) {
   while (true) {
-    auto catalog = read_catalog(store_, Depth::kManifest);
+    auto catalog = read_catalog(store_, Depth::kManifest, voided_);
     if (catalog || !catalog.error().retryable || deadline.passed()) return catalog;
     std::this_thread::sleep_for(kRetryInterval);
+  }
+}
+
+Result<Catalog> Recovery::read_without_void_lives(Deadline deadline) {
+  while (true) {
+    UNBROKEN_ASSIGN(Catalog catalog, read_patiently(deadline));
+    const auto life = find_void_life(catalog);
+    if (!life) return catalog;
+    voided_.push_back(*life);
   }
 }
 
 Result<Start> Recovery::coordinate() {
   const Deadline deadline = Deadline::after_seconds(options_.timeout_seconds);
   while (true) {
-    UNBROKEN_ASSIGN(const Catalog catalog, read_patiently(deadline));  // S1
-    UNBROKEN_ASSIGN(auto start, attempt_once(catalog));
-    if (start) return std::move(*start);
+    UNBROKEN_ASSIGN(const Catalog catalog, read_without_void_lives(deadline));  // S1
+    auto start = attempt_once(catalog);
+    const bool again = !start && start.error().retryable;  // the store did not answer
+    if (!start && (!again || deadline.passed())) return std::move(start).error();
+    if (!again && *start) return std::move(**start);
     if (deadline.passed()) {
       return make_error(Code::kDeadline,
                         fmt::format("start from {}: every choice was retired or had gone by the time it was "
@@ -230,6 +259,8 @@ Result<std::optional<Start>> Recovery::attempt_once(const Catalog& listed) {
   if (!retired && retired.error().code == Code::kNotFound && marker) return std::optional(std::move(start));
   if (!retired && retired.error().code != Code::kNotFound) return std::move(retired).error();
   if (!marker && !gone) return std::move(marker).error();
+  // This life has loaded nothing: it must not keep the next choice from what an older life has committed meanwhile.
+  voided_.push_back(start.generation);
   refused_ = {{start.attempt, "an older life of this run was retiring it"}};
   return std::optional<Start>();
 }
@@ -246,7 +277,14 @@ Result<Choice> Recovery::choose_checked(Catalog& catalog) {
     if (in_the_way) return make_error(Code::kUnsupported, unsupported->reason);
     if (choice.kind != Choice::Kind::kAttempt) return choice;
     AttemptInfo& info = catalog.attempts[choice.attempt];
-    UNBROKEN_ASSIGN(info, inspect_attempt(store_, info.name, catalog.generations, Depth::kLengths));
+    auto looked = inspect_attempt(store_, info.name, catalog.generations, Depth::kLengths);
+    if (!looked && looked.error().code == Code::kNotFound) {
+      info.state = AttemptState::kIncomplete;
+      info.reason = "it was removed while this start looked";
+      continue;
+    }
+    if (!looked) return std::move(looked).error();
+    info = std::move(*looked);
     if (info.state == AttemptState::kComplete) {
       // A marker that was seen may not be durable yet: the life that wrote it may have been killed before its last
       // fsync.
@@ -264,6 +302,7 @@ Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
                           .life_id = random_hex(kLifeIdBytes),
                           .origin = {},
                           .refused = refused_,
+                          .voided = voided_,
                           .ranks = options_.world_size,
                           .host = options_.host,
                           .time_ms = now_ms()};
@@ -285,6 +324,7 @@ Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
   start.account = give_account(start, catalog, choice, store_);
   UNBROKEN_TRY(create_generation(store_, record));
   refused_.clear();
+  voided_.clear();
   return start;
 }
 

@@ -60,6 +60,10 @@ struct Choice {
 };
 Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const RecoveryOptions& options);
 
+// The newest life, if it is void though no record says so: it has written nothing, and what it chose is retired or gone, so it
+// was killed between its record and its first read. Pure.
+std::optional<std::uint64_t> find_void_life(const Catalog& catalog);
+
 class Recovery {
  public:
   Recovery(Store& store, Board& board, RecoveryOptions options);
@@ -76,6 +80,7 @@ class Recovery {
   Result<Choice> choose_checked(Catalog& catalog);
   Result<Start> record(const Catalog& catalog, const Choice& choice);
   Result<Catalog> read_patiently(Deadline deadline);
+  Result<Catalog> read_without_void_lives(Deadline deadline);
   Result<bool> judge_verdicts();
   std::string key(std::string_view what) const;
 
@@ -84,6 +89,7 @@ class Recovery {
   RecoveryOptions options_;
   std::uint64_t round_ = 0;
   Start current_;
+  std::vector<std::uint64_t> voided_;  // by this start, to be recorded
   std::vector<Refusal> refused_;  // in this start, to be recorded
 };
 

@@ -13,6 +13,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 #include <nlohmann/json.hpp>
 
 #include "base/crash_point.h"
@@ -104,11 +105,32 @@ Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, c
   if (keep.last == 0) return removed;
   UNBROKEN_ASSIGN(auto catalog, read_catalog(store, Depth::kManifest));
   UNBROKEN_ASSIGN(const auto attempts, check_counted(store, std::move(catalog), keep, known));
+  // One that cannot be removed does not keep the others; but once a newer life is seen, nothing more goes.
+  std::optional<Error> first;
   for (const auto& name : choose_to_remove(attempts, keep, life.generation)) {
-    UNBROKEN_TRY(remove_attempt(store, life, name));
-    removed.push_back(name);
+    Status status = remove_attempt(store, life, name);
+    if (status) {
+      removed.push_back(name);
+      continue;
+    }
+    if (status.error().code == Code::kFenced) return std::move(status).error();
+    if (!first) first = std::move(status).error();
   }
+  if (first) return std::move(*first);
   return removed;
+}
+
+Status remove_garbage(Store& store, const LifeContext& life, std::string_view under_way) {
+  UNBROKEN_ASSIGN(const auto catalog, read_catalog(store, Depth::kManifest));
+  const bool safe = std::any_of(catalog.attempts.begin(), catalog.attempts.end(),
+                                [](const auto& info) { return info.state == AttemptState::kComplete; });
+  for (const auto& info : catalog.attempts) {
+    const bool ours = info.has_record && info.key.generation <= life.generation && info.name != under_way;
+    // A retired one may be all that this life stands on, if an older one condemned it too late: see R2.
+    const bool garbage = info.state == AttemptState::kIncomplete || (info.state == AttemptState::kRetired && safe);
+    if (ours && garbage) UNBROKEN_TRY(remove_attempt(store, life, info.name));
+  }
+  return {};
 }
 
 }  // namespace unbroken

@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -34,6 +35,10 @@ std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts,
 // what was removed.
 Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, const Keep& keep,
                                         const std::set<std::string>& known);
+
+// Removes what is no checkpoint and was written by this life or an older one: attempts that were never committed, and those that
+// are retired. `under_way`: the directory of the one that other ranks may be writing already; no other may be under way.
+Status remove_garbage(Store& store, const LifeContext& life, std::string_view under_way);
 
 // Removes one attempt by the same steps. For `gc`.
 Status remove_attempt(Store& store, const LifeContext& life, const std::string& name);

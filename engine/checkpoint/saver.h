@@ -4,6 +4,7 @@
 // time. Blocking, errors and what a crash leaves: as decision.h, commit.h and retention.h say.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <string>
@@ -22,6 +23,7 @@ struct SaverOptions {
   Keep keep{};
   double vote_timeout_seconds = 600;
   double decision_timeout_seconds = 60;
+  std::uint64_t steps_ahead = 1;  // see Decider
 };
 
 class Saver {
@@ -34,9 +36,13 @@ class Saver {
   // After a save that became durable: removes what need not be kept, on the coordinator; returns the directories. Apart
   // from commit(), so that nobody waits for it who waits for the save.
   Result<std::vector<std::string>> retain();
+  // The process is leaving because something else went wrong: a save in flight waits for others a few
+  // seconds more and then fails. Any thread.
+  void cancel() { cancelled_.store(true); }
 
  private:
-  void forget_attempt(const std::string& attempt);
+  void make_room(const std::string& under_way);
+  void forget_attempts();
 
   Store& store_;
   Board& board_;
@@ -45,9 +51,12 @@ class Saver {
   Decider decider_;
   std::string parent_;
   std::set<std::string> committed_;  // by this life and not retired since
-  std::string last_attempt_;         // id; its keys go when the next one has ended
+  std::vector<std::string> ended_;   // ids of attempts whose keys go when the next one has ended
+  bool garbage_ = true;              // an attempt may have left files: of an older life, or one that failed
+  std::atomic<bool> cancelled_{false};
 
-  std::mutex mutex_;  // guards the two below
+  std::mutex mutex_;  // guards what follows
+  bool all_released_ = true;  // no rank is still writing to an attempt that has failed
   std::string unreleased_attempt_;
   std::vector<std::uint64_t> unreleased_ranks_;
 };

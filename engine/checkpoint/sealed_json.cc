@@ -66,6 +66,33 @@ Result<std::string> unseal_json(std::string_view document, std::string_view name
   return std::string(body);
 }
 
+Status check_exact_json(std::string_view text, std::string_view name) {
+  struct Check : nlohmann::json_sax<nlohmann::json> {
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(number_integer_t) override { return true; }
+    bool number_unsigned(number_unsigned_t) override { return true; }
+    bool number_float(number_float_t, const string_t& digits) override {
+      too_long = digits.find_first_of(".eE") == std::string::npos;
+      return !too_long;
+    }
+    bool string(string_t&) override { return true; }
+    bool binary(binary_t&) override { return false; }
+    bool start_object(std::size_t) override { return true; }
+    bool key(string_t&) override { return true; }
+    bool end_object() override { return true; }
+    bool start_array(std::size_t) override { return true; }
+    bool end_array() override { return true; }
+    bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+    bool too_long = false;
+  } check;
+  if (nlohmann::json::sax_parse(text, &check)) return {};
+  return make_error(Code::kInvalidArgument,
+                    check.too_long ? fmt::format("{}: it has a whole number of more than 64 bits; give it as a text", name)
+                                   : fmt::format("{}: it is not JSON", name));
+}
+
 const nlohmann::json* JsonFields::find(const char* key) {
   if (!object_->is_object()) return nullptr;
   const auto found = object_->find(key);

@@ -136,6 +136,10 @@ Result<PartEntry> write_rank(Store& store, std::string_view directory, const Ima
   }
   UNBROKEN_CRASH_POINT("commit.2.shards_written");
   const std::string document = encode(part);
+  if (document.size() > kMaxJsonBytes) {
+    return make_error(Code::kUnsupported, fmt::format("write {}: {} are more than can be read again", part_name(image.rank()),
+                                                      format_bytes(document.size())));
+  }
   entry.length = document.size();
   entry.crc = crc32c(bytes_of(document));
   UNBROKEN_ASSIGN(auto writer, store.create(join_path(directory, part_name(image.rank())), document.size()));

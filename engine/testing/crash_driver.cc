@@ -4,7 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
 
 #include "base/crash_point.h"
 #include "checkpoint/manifest.h"
@@ -113,6 +115,70 @@ void CrashDriver::die(const CrashFault& fault) {
     }
   }
   ::_exit(kKilledExit);
+}
+
+namespace {
+
+constexpr std::size_t kCheckers = 6;
+
+// What a child writes until it ends.
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[4096];
+  while (true) {
+    const ssize_t got = ::read(fd, buffer, sizeof(buffer));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return text;
+    text.append(buffer, static_cast<std::size_t>(got));
+  }
+}
+
+struct Checker {
+  pid_t child = -1;
+  int from = -1;
+};
+
+Checker start_checker(const std::function<std::string()>& work) {
+  int ends[2];
+  if (::pipe(ends) != 0) return {};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(ends[0]);
+    const std::string wrong = work();
+    for (std::size_t at = 0; at < wrong.size();) {
+      const ssize_t put = ::write(ends[1], wrong.data() + at, wrong.size() - at);
+      if (put <= 0) ::_exit(1);
+      at += static_cast<std::size_t>(put);
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  return {.child = child, .from = ends[0]};
+}
+
+}  // namespace
+
+std::vector<std::string> check_cases(std::size_t count, const std::function<std::string(std::size_t)>& check) {
+  std::fflush(nullptr);
+  std::vector<Checker> checkers;
+  for (std::size_t first = 0; first < std::min(count, kCheckers); ++first) {
+    checkers.push_back(start_checker([&] {
+      for (std::size_t number = first; number < count; number += kCheckers) {
+        if (std::string wrong = check(number); !wrong.empty()) return wrong;
+      }
+      return std::string();
+    }));
+  }
+  std::vector<std::string> all_wrong;
+  for (const Checker& checker : checkers) {
+    std::string wrong = checker.from < 0 ? "no child could be made" : read_all(checker.from);
+    ::close(checker.from);
+    int status = 0;
+    while (::waitpid(checker.child, &status, 0) < 0 && errno == EINTR) continue;
+    if (wrong.empty() && status != 0) wrong = fmt::format("a checking process ended with status {:#x}", status);
+    if (!wrong.empty()) all_wrong.push_back(std::move(wrong));
+  }
+  return all_wrong;
 }
 
 int run_in_child(const std::function<void()>& work) {

@@ -87,6 +87,10 @@ class CrashDriver {
 // A path without the random ids of attempts: "step-30-g1-4f1c9a2e/x" gives "step-30-g1/x".
 std::string without_ids(std::string_view path);
 
+// Checks cases 0 to `count` - 1, several at once in forked children, for most of a case's time goes by in waiting. `check` says what
+// is wrong, "" if nothing. Returns what was wrong; a child stops at its first.
+std::vector<std::string> check_cases(std::size_t count, const std::function<std::string(std::size_t)>& check);
+
 // Runs `work` in a forked child and returns its exit status as a shell would see it (128 + a signal's number).
 int run_in_child(const std::function<void()>& work);
 

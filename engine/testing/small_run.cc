@@ -152,7 +152,8 @@ class RankThread {
   }
 
   void save(Saver& saver, SmallImage& image, std::uint64_t step) {
-    const auto decision = saver.decide(step, {.due = true});
+    // An explicit save waits for ranks that are still busy with the last one; nothing else holds the ranks in step.
+    const auto decision = saver.decide(step, {.due = true, .is_explicit = true});
     if (!decision || decision->action != StepDecision::Action::kSave) {
       life_.saves.push_back({});
       life_.saves.back().reason = decision ? std::string(action_name(decision->action)) : decision.error().message;

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -34,6 +35,7 @@ from unbroken.errors import (
     InvalidArgumentError,
     SaveFailedError,
     UnavailableError,
+    UnknownOutcomeError,
 )
 
 __all__ = ["Checkpointer", "Loader", "load"]
@@ -142,6 +144,7 @@ class Checkpointer:
         self._last_save: Save | None = None
         self._fatal: Error | None = None
         self._background = ThreadPoolExecutor(1, "unbroken-save")
+        self._fence = torch.cuda.Event() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
         self._in_flight: Future[None] | None = None
         self._arena: Arena | None = None
         self._wanted = False  # coordinator: a due save was deferred
@@ -203,6 +206,10 @@ class Checkpointer:
         if self._loader is not None:
             self._loader.complete(batches)
         self._step += 1
+        if self._fence is not None:
+            # The host runs ahead of the device, whose collectives hold the ranks in step: at most one step, here.
+            self._fence.synchronize()
+            self._fence.record()
         if self._opened.plans == 0:
             self._plan_in_background()
         due = self._every is not None and self._every.steps is not None and self._step % self._every.steps == 0
@@ -279,6 +286,8 @@ class Checkpointer:
         if error is None:
             self.close()
         else:
+            if self._phase is _Phase.RUNNING:
+                self._saver.cancel()  # other ranks may be dead: nobody is waited for long
             self._close()  # what went wrong with a save is in the log; the error at hand is the one to see
 
     def _close(self) -> None:
@@ -343,6 +352,7 @@ class Checkpointer:
             keep_last=self._keep.last if self._keep is not None else 0,
             keep_every_steps=(self._keep.every_steps or 0) if self._keep is not None else 0,
             vote_timeout_seconds=self._vote_timeout,
+            steps_ahead=2 if self._fence is not None else 1,
         )
         self._arena = Arena(self._state, board, self._rank, self._world_size, self._vote_timeout)
         self._step = start.step
@@ -360,6 +370,7 @@ class Checkpointer:
     def _decide(self, *, due: bool = False, explicit: bool = False) -> _engine.StepDecision | None:
         """The ranks' common decision; None when it could not be heard, so that this rank takes no part."""
         busy = self._busy()
+        self._opened.forget_values()
         coordinator = self._rank == 0
         stop = self._signals is not None and self._signals.requested
         # What is wanted is announced a step ahead, once; on a step that saves anyway there is nothing to announce.
@@ -397,15 +408,18 @@ class Checkpointer:
     def _stop(self, save: Save) -> None:
         """Leaves after a signal, when the state is durable."""
         try:
-            save.wait(_STOP_SECONDS)
-        except SaveFailedError as error:
-            # The coordinator did not know before the signal's step that it would save, so its plan may have been old.
-            _logger.warning("%s; trying once more", error)
-            decision = self._decide(explicit=True)
-            if decision is None or decision.action not in ("save", "stop"):
-                raise
-            self._begin(decision).wait(_STOP_SECONDS)
-        _logger.warning("step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED)
+            try:
+                save.wait(_STOP_SECONDS)
+            except SaveFailedError as error:
+                # The coordinator did not know before the signal's step that it would save, so its plan may have been old.
+                _logger.warning("%s; trying once more", error)
+                decision = self._decide(explicit=True)
+                if decision is None or decision.action not in ("save", "stop"):
+                    raise
+                self._begin(decision).wait(_STOP_SECONDS)
+            _logger.warning("step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED)
+        except (SaveFailedError, UnknownOutcomeError, TimeoutError) as error:
+            _logger.error("step %d may not be saved: %s; this run ends all the same (%d)", self._step, error, EXIT_STOPPED)
         raise SystemExit(EXIT_STOPPED)
 
     def _plan_in_background(self) -> None:
@@ -459,6 +473,8 @@ class Checkpointer:
         try:
             if copy is not None:
                 copy()
+        except Error as error:
+            _logger.error("stage step %d: %s; the save fails", self._step, error)  # the engine tells the commit
         finally:
             end = time.perf_counter()
             numbers.set_result(_Numbers(end - begin, end - stage_begin, plan_seconds))
@@ -608,7 +624,8 @@ def load(
         reader = open_directory(os.fspath(root))
     else:
         raise InvalidArgumentError(f"load {store.url}: it is one checkpoint, not a run's root: give no step")
-    loading = Load(reader, State(state), strict=strict, whole=False)
+    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    loading = Load(reader, State(state), strict=strict, whole=False, tell=first)
     loading.plan()
     loading.apply()
     return reader.step

@@ -13,7 +13,15 @@ from unbroken._board import AnyBoard
 from unbroken.checkpoint._load import Load
 from unbroken.checkpoint._reader import CheckpointReader
 from unbroken.checkpoint._state import State, rng_prefix
-from unbroken.errors import DamagedError, DeadlineError, Error, InvalidArgumentError, UnavailableError
+from unbroken.errors import (
+    DamagedError,
+    DeadlineError,
+    Error,
+    InvalidArgumentError,
+    IoError,
+    NotFoundError,
+    UnavailableError,
+)
 
 __all__ = ["Resume"]
 
@@ -100,7 +108,8 @@ class Resume:
                 self._load(start.attempt)
             elif self._applied:
                 raise InvalidArgumentError("the state is half loaded, so it cannot start fresh; end the process")
-        except DamagedError as error:
+        except (DamagedError, IoError, NotFoundError) as error:
+            # A file that has gone, or that the device does not give after several tries, is not better tomorrow.
             return "damaged", error
         except (UnavailableError, DeadlineError) as error:
             return "unreachable", error
@@ -112,9 +121,10 @@ class Resume:
         reader = CheckpointReader(self._store, attempt)
         place = reader.manifest.get("loader")
         self._check_loader(attempt, place)
-        load = Load(reader, self._state, strict=self._strict, whole=True)
-        load.plan()
         self._saved_world_size = int(reader.manifest["world_size"])
+        own = self._rank if self._saved_world_size == self._world_size else None
+        load = Load(reader, self._state, strict=self._strict, whole=True, own=own, tell=self._rank == 0)
+        load.plan()
         self._rng = self._read_rng(reader)
         if self._loader is not None and place is not None:
             self._loader.load_state_dict(place)

@@ -52,6 +52,8 @@ class Save:
         self.attempt = attempt
         self.staged: Future[None] = Future()
         self.durable: Future[SaveStats] = Future()
+        for future in (self.staged, self.durable):
+            future.set_running_or_notify_cancel()  # nobody can cancel what is under way
         self.raised = False
 
     def wait(self, timeout: float | None = None) -> SaveStats:

@@ -113,11 +113,38 @@ TEST_F(CatalogTest, StockCheckpointsAreForeignAndStrangersAreNotListed) {
   ASSERT_TRUE(store_.publish("pretrained/.metadata", bytes_of("pickle")));
   ASSERT_TRUE(store_.make_directory("logs/step-1-g1-00000001"));
   ASSERT_TRUE(store_.publish("notes.txt", bytes_of("hello")));
-  ASSERT_TRUE(store_.publish("step-5-g1-0000000f", bytes_of("a file with such a name")));
   const Catalog catalog = read_catalog(store_, Depth::kLengths).value();
   ASSERT_EQ(catalog.attempts.size(), 4u);
   EXPECT_EQ(catalog.attempts.back().name, "pretrained");
   EXPECT_EQ(catalog.attempts.back().state, AttemptState::kForeign);
+  EXPECT_EQ(find_attempt(store_, std::nullopt)->name, names_[2]);
+}
+
+TEST_F(CatalogTest, ALifeThatLostItsChoiceToRetentionBeforeItReadAnythingIsVoid) {
+  // The second life chose the first checkpoint when there was no other, and was killed after its record. Meanwhile the first
+  // life, still alive, committed the others and retired that one.
+  const Manifest first = *inspect(names_[0]).manifest;
+  ASSERT_TRUE(create_generation(store_, {.number = 2,
+                                         .run_id = first.run_id,
+                                         .life_id = "second",
+                                         .origin = {.kind = Origin::Kind::kAttempt, .key = first.key, .attempt = names_[0]},
+                                         .refused = {},
+                                         .ranks = 1,
+                                         .host = "test",
+                                         .time_ms = 0}));
+  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kOrphan);
+  ASSERT_TRUE(store_.publish(path("retired", 0), bytes_of(seal_json("{}"))));
+  const Start start = start_small(store_).value();
+  EXPECT_EQ(start.attempt, names_[2]);
+  EXPECT_EQ(list_generations(store_)->back().record->voided, std::vector<std::uint64_t>{2});
+  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kComplete) << "for all later starts, too";
+}
+
+TEST_F(CatalogTest, AFileWhereAnAttemptShouldBeIsDamageAndNotNothing) {
+  ASSERT_TRUE(store_.publish("step-50-g1-0000000f", bytes_of("moved away, say, with a link left behind")));
+  const Catalog catalog = read_catalog(store_, Depth::kLengths).value();
+  ASSERT_EQ(catalog.attempts.front().name, "step-50-g1-0000000f");
+  EXPECT_EQ(catalog.attempts.front().state, AttemptState::kDamaged);
   EXPECT_EQ(find_attempt(store_, std::nullopt)->name, names_[2]);
 }
 

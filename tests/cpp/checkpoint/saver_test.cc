@@ -127,8 +127,9 @@ TEST_P(SaverTest, TwoHundredSavesLeaveDescriptorsThreadsAndTheBoardAsTheThirdDid
   }
   ranks.clear();
   ASSERT_EQ(keys.size(), 200u);
-  // Other ranks may be a few steps of the protocol behind or ahead: a few keys more or less.
-  EXPECT_LE(keys.back(), keys[2] + 4 * GetParam());
+  // The newest notes stay, up to a bound that is reached by then. Other ranks may be a few steps of the protocol behind or
+  // ahead: a few keys more or less.
+  EXPECT_LE(keys.back(), keys[99] + 4 * GetParam());
   EXPECT_EQ(descriptors.back(), descriptors[2]);
   EXPECT_LE(threads_seen.back(), threads_seen[2] + GetParam());
 }
@@ -224,7 +225,7 @@ TEST_F(ThreeRanksTest, AMissingRankFailsTheSaveByName) {
   });
   for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(outcomes[0][rank].state, State::kFailed);
-    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 did not finish in time"), std::string::npos)
+    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 had not finished"), std::string::npos)
         << outcomes[0][rank].reason;
   }
   EXPECT_EQ(outcomes[0][0].missing, std::vector<std::uint64_t>{2});

@@ -25,9 +25,9 @@ def measure():
 
 
 def test_200_saves_leave_what_the_third_left(tmp_path):
-    """S4, S5, S7. Of 8 MB and a value that changes its length each time."""
+    """S4, S5, S7. Of 8 MB, or of UNBROKEN_TEST_SAVE_MB, and a value that changes its length each time."""
     state = {
-        "x": [torch.randn(1 << 18) for _ in range(8)],
+        "x": [torch.randn(1 << 18) for _ in range(int(os.environ.get("UNBROKEN_TEST_SAVE_MB", "8")))],
         "log": "",
         "deep": {str(i): i for i in range(50)},
     }

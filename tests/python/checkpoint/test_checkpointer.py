@@ -374,3 +374,53 @@ def test_the_manifest_tells_step_data_and_versions(tmp_path):
     assert '"done": 2' in text
     assert torch.__version__ in text
     assert str(tmp_path) not in text
+
+
+def test_newest_is_by_step_and_not_by_clock(tmp_path):
+    """C14: a clock that is wrong, or a copy, gives files any time."""
+    state = {"x": torch.zeros(1)}
+    with unbroken.Checkpointer(tmp_path, state, keep=None) as run:
+        run.resume()
+        for _ in range(3):
+            state["x"] += 1
+            run.step()
+            run.save().wait()
+    for age, name in enumerate(attempts(tmp_path)):
+        for path in [tmp_path / name, *(tmp_path / name).iterdir()]:
+            os.utime(path, (1_000_000_000 - age * 1000, 1_000_000_000 - age * 1000))
+    with unbroken.Checkpointer(tmp_path, state) as run:
+        assert run.resume() == 3
+        assert state["x"].item() == 3
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("stop", [1, 4, 9])
+def test_delivered_but_not_trained_comes_again(tmp_path, ahead, micro_batches, stop):
+    """The real loader, over the end of an epoch: a loop that fetches ahead, and gradient accumulation."""
+
+    def make():
+        return unbroken.data.DataLoader(list(range(30)), global_batch_size=6, seed=2, micro_batches=micro_batches)
+
+    def flat(item):
+        return [int(x) for part in (item if micro_batches > 1 else [item]) for x in part]
+
+    reference = make().forever()
+    expected = [flat(next(reference)) for _ in range(12)]
+    trained = []
+    with unbroken.Checkpointer(tmp_path, {"x": 1}, loader := make()) as run:
+        run.resume()
+        source = loader.forever()
+        fetched = [next(source) for _ in range(ahead)]
+        for _ in range(stop):
+            fetched.append(next(source))
+            trained.append(flat(fetched.pop(0)))
+            run.step()
+        run.save().wait()
+    with unbroken.Checkpointer(tmp_path, {"x": 1}, loader := make()) as run:
+        assert run.resume() == stop
+        source = loader.forever()
+        while len(trained) < 12:
+            trained.append(flat(next(source)))
+            run.step()
+    assert trained == expected

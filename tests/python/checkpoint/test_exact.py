@@ -247,3 +247,30 @@ def test_state_that_is_replaced_is_saved_as_it_is_now(tmp_path):
     unbroken.load(tmp_path, loaded.state)
     for part in ("model", "optimizer", "average", "notes"):
         assert not differences(loaded.everything()[part], now[part])
+
+
+def test_a_compiled_optimizer_step_goes_on_after_a_resume(tmp_path):
+    """It may hold on to the tensors of the state: they are filled in place."""
+
+    def make(seed):
+        training = Training("adamw-foreach", seed=seed)
+        eager = training.optimizer.step
+        training.optimizer.step = torch.compile(eager, backend="eager", fullgraph=False)
+        return training
+
+    first = make(0)
+    with unbroken.Checkpointer(tmp_path, first.state) as run:
+        run.resume()
+        for _ in range(2):
+            first.step()
+            run.step()
+        saving = run.save()
+        first.step()
+        saving.wait()
+        expected = first.everything()
+    second = make(5)
+    second.step()
+    with unbroken.Checkpointer(tmp_path, second.state) as run:
+        assert run.resume() == 2
+        second.step()
+    assert not differences(second.everything(), expected)

@@ -25,21 +25,22 @@ STOCK = """
         get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
     )
     from checkpoint_parts import Training
-    training = Training(sys.argv[4], seed=11)
-    state = {
-        "model": get_model_state_dict(training.model),
-        "optimizer": get_optimizer_state_dict(training.model, training.optimizer),
-        "scheduler": training.scheduler,
-        "scaler": training.scaler,
-        "average": training.average.state_dict(),
-        "notes": {"best": 0.0, "losses": []},
-    }
-    dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
-    set_model_state_dict(training.model, state["model"])
-    set_optimizer_state_dict(training.model, training.optimizer, state["optimizer"])
-    training.average.load_state_dict(state["average"])
-    training.state["notes"].update(state["notes"])
-    torch.save(training.everything(), sys.argv[2])
+    for directory in pathlib.Path(sys.argv[1]).iterdir():
+        training = Training(directory.name, seed=11)
+        state = {
+            "model": get_model_state_dict(training.model),
+            "optimizer": get_optimizer_state_dict(training.model, training.optimizer),
+            "scheduler": training.scheduler,
+            "scaler": training.scaler,
+            "average": training.average.state_dict(),
+            "notes": {"best": 0.0, "losses": []},
+        }
+        dcp.load(state, checkpoint_id=next(directory.glob("step-*")), no_dist=True)
+        set_model_state_dict(training.model, state["model"])
+        set_optimizer_state_dict(training.model, training.optimizer, state["optimizer"])
+        training.average.load_state_dict(state["average"])
+        training.state["notes"].update(state["notes"])
+        torch.save(training.everything(), pathlib.Path(sys.argv[2]) / f"{directory.name}.pt")
     assert "unbroken" not in sys.modules
 """
 
@@ -58,22 +59,23 @@ def run_stock(script, *arguments):
 
 
 def test_stock_dcp_loads_what_was_saved(tmp_path):
-    for optimizer in ("adamw", "sgd-momentum"):
+    saved = {}
+    for optimizer in ("adamw", "adamw-fused", "sgd-momentum"):
         training = Training(optimizer)
-        root = tmp_path / optimizer
-        with unbroken.Checkpointer(root, training.state) as run:
+        with unbroken.Checkpointer(tmp_path / "runs" / optimizer, training.state) as run:
             run.resume()
             for _ in range(3):
                 training.step()
                 run.step()
-            attempt = run.save().wait().attempt
-        run_stock(STOCK, root / attempt, tmp_path / "loaded.pt", optimizer)
-        loaded = torch.load(tmp_path / "loaded.pt", weights_only=False)
-        saved = training.everything()
+            run.save().wait()
+        saved[optimizer] = training.everything()
+    run_stock(STOCK, tmp_path / "runs", tmp_path)
+    for optimizer, expected in saved.items():
+        loaded = torch.load(tmp_path / f"{optimizer}.pt", weights_only=False)
         for part in ("model", "optimizer", "scaler", "average"):
-            assert not differences(loaded[part], saved[part]), optimizer
-        assert loaded["scheduler"]["last_epoch"] == saved["scheduler"]["last_epoch"]
-        assert loaded["notes"]["losses"] == saved["notes"]["losses"]
+            assert not differences(loaded[part], expected[part]), optimizer
+        assert loaded["scheduler"]["last_epoch"] == expected["scheduler"]["last_epoch"]
+        assert loaded["notes"]["losses"] == expected["notes"]["losses"]
 
 
 TO_TORCH = """

@@ -119,7 +119,7 @@ void CrashDriver::die(const CrashFault& fault) {
 
 namespace {
 
-constexpr std::size_t kCheckers = 6;
+constexpr std::size_t kCheckers = 12;
 
 // What a child writes until it ends.
 std::string read_all(int fd) {

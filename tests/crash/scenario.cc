@@ -62,7 +62,9 @@ Milestones find_milestones(const Scenario& scenario) {
   const ScenarioReport report = run_scenario(store, scenario);
   for (const std::uint64_t step : {10, 20, 30, 40}) {
     const auto save = report.save_of(step, 0);
-    UNBROKEN_ASSERT(save && save->state == SaveOutcome::State::kDurable);
+    if (save && save->state == SaveOutcome::State::kDurable) continue;
+    fmt::print("the undisturbed run: step {} was not saved: {}\n", step, save ? save->reason : "its life did not start");
+    return {};
   }
   Milestones milestones{.places = driver.places(), .commits = {}};
   const auto& places = milestones.places;
@@ -74,7 +76,6 @@ Milestones find_milestones(const Scenario& scenario) {
     while (places[commit.voted].where != "commit.4.voted") --commit.voted;
     milestones.commits.push_back(commit);
   }
-  UNBROKEN_ASSERT(milestones.commits.size() == 4);
   return milestones;
 }
 

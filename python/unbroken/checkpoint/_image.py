@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import io
+import json
 import logging
-import marshal
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ import torch
 
 from unbroken import _engine
 from unbroken.checkpoint._archive import frame
-from unbroken.checkpoint._plan import LocalPlan, Piece, Place, Plan
-from unbroken.checkpoint._safe import loads
-from unbroken.errors import InvalidArgumentError
+from unbroken.checkpoint._pack import FILE_BYTES, Packer, is_simple, pack
+from unbroken.checkpoint._plan import Piece, Place, Plan
 
-__all__ = ["Copy", "Packer", "SlotImage", "SlotSpec", "StagedImage", "is_simple", "pack", "tensor_at"]
+__all__ = ["Copy", "SlotImage", "SlotSpec", "StagedImage", "is_simple", "pack", "tensor_at"]
 
 _logger = logging.getLogger(__name__)
-_SIMPLE = (int, float, str, bool, bytes, type(None))
-_FILE_BYTES = 2 << 30
 
 
 @dataclass
@@ -33,63 +29,6 @@ class _Tensor:
     leaf: int
     piece: Piece
     begin: tuple[int, ...] | None  # where the piece lies in the item's memory; None: it is all of it
-
-
-@dataclass
-class _Object:
-    key: str
-    fingerprint: bytes | None = None
-    archive: bytes = b""
-    checked: type | None = None
-
-
-def is_simple(value: Any) -> bool:
-    return type(value) in _SIMPLE or (type(value) in (list, tuple) and all(map(is_simple, value)))
-
-
-def pack(key: str, value: Any, *, check: bool) -> bytes:
-    """`value` as torch.save writes it. InvalidArgumentError names the key when that cannot be done or, with `check`,
-    when it could not be read again."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-    except Exception as error:
-        raise InvalidArgumentError(f"state {key!r}: a {type(value).__name__} cannot be saved: {error}") from error
-    raw = buffer.getvalue()
-    if check:
-        loads(key, raw)
-    if len(raw) > _FILE_BYTES:
-        raise InvalidArgumentError(f"state {key!r}: a single object of {len(raw)} bytes; the most is {_FILE_BYTES}")
-    return raw
-
-
-class Packer:
-    """The archives of the objects in the state. One whose value is the same as last time is not made again."""
-
-    def __init__(self, local: LocalPlan, values: Sequence[Any], rank: int) -> None:
-        self._objects: dict[int, _Object] = {}
-        for item, leaf in zip(local.items, local.leaf_of, strict=True):
-            if item.dtype is None:
-                self._objects[leaf] = _Object(item.of_rank(rank).key)
-                self.pack(leaf, values[leaf])
-
-    def pack(self, leaf: int, value: Any) -> bytes:
-        kept = self._objects[leaf]
-        # marshal writes the exact value and type of simple ones, so equal bytes are equal values.
-        fingerprint = marshal.dumps(value, 2) if is_simple(value) else None
-        if fingerprint is None or fingerprint != kept.fingerprint:
-            check = fingerprint is None and kept.checked is not type(value)
-            kept.archive = pack(kept.key, value, check=check)
-            kept.checked = type(value)
-        kept.fingerprint = fingerprint
-        return kept.archive
-
-    def size(self, leaf: int) -> int:
-        return len(self._objects[leaf].archive)
-
-    def keep_only(self, leaves: set[int]) -> None:
-        """Forgets objects that another rank writes."""
-        self._objects = {leaf: kept for leaf, kept in self._objects.items() if leaf in leaves}
 
 
 # What a slot holds: a tensor of this dtype and these sizes, or an object whose archive takes so many bytes now.
@@ -106,7 +45,7 @@ class SlotImage:
 
     def __init__(self, specs: Sequence[SlotSpec], rank: int) -> None:
         """Allocates and touches the memory: this takes time."""
-        builder = _engine.ImageBuilder(rank, max_file_bytes=_FILE_BYTES)
+        builder = _engine.ImageBuilder(rank, max_file_bytes=FILE_BYTES)
         for number, spec in enumerate(specs):
             if isinstance(spec, int):
                 added = builder.add_object(spec)
@@ -209,15 +148,24 @@ class StagedImage(SlotImage):
                 begin = tuple(a - b for a, b in zip(piece.offsets, item.offsets, strict=True))
                 whole = piece.sizes == item.sizes
                 self._tensors.append(_Tensor(slot, number, leaf, piece, None if whole else begin))
-        packer.keep_only(set(self._objects))
+        packer.keep_only({local.leaf_of[number] for number, _ in plan.writes})
+        if not plan.alone:
+            specs.append(packer.own.size)  # the last slot, which no item of the plan stands for
         super().__init__(specs, rank)
         if any(local.devices[one.leaf] == "cuda" for one in self._tensors):
             self.pin()
-        self.object_slots: str | None = None  # places that differ from those first planned
+        self._slots: dict[str, Any] = {}  # places that differ from those first planned
+        self._digest = ""
+
+    @property
+    def object_slots(self) -> str | None:
+        """For the vote, what is of this save alone: see Arena.metadata()."""
+        told = {"slots": self._slots, "values": self._digest}
+        return json.dumps(told) if any(told.values()) else None
 
     def places(self) -> list[Place]:
-        """Where each slot lies, in the plan's order."""
-        slots = [self.image.slot(i) for i in range(len(self.plan.writes))]
+        """Where each slot lies, in the plan's order; then that of its own values, where there are other ranks."""
+        slots = [self.image.slot(i) for i in range(len(self._specs))]
         return [(slot.file, slot.offset, slot.length) for slot in slots]
 
     def prepare(self, values: Sequence[Any]) -> list[Copy]:
@@ -226,8 +174,12 @@ class StagedImage(SlotImage):
         Between the two a commit may begin: the engine writes what is copied while the rest is being copied.
         """
         copies = self.place(self._pieces(values))
-        if self.image.place_objects([self._packer.pack(leaf, values[leaf]) for leaf in self._objects]):
-            self.object_slots = self.image.object_slots()
+        objects = [self._packer.pack(leaf, values[leaf]) for leaf in self._objects]
+        if not self.plan.alone:
+            self._digest = self._packer.own.digest(values)
+            objects.append(self._packer.own.archive(self._digest, values))
+        if self.image.place_objects(objects):
+            self._slots = json.loads(self.image.object_slots())
         self.image.begin_staging()
         return copies
 

@@ -13,14 +13,27 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unbroken.checkpoint._pack import fingerprint
 from unbroken.checkpoint._reader import Reading, Saved
-from unbroken.checkpoint._state import RESERVED, ModuleSource, ObjectSource, OptimizerSource, PlainSource, State
-from unbroken.checkpoint._tree import Notes, Path, key_of, unflatten
+from unbroken.checkpoint._state import (
+    NOTES_KEY,
+    RESERVED,
+    ModuleSource,
+    ObjectSource,
+    OptimizerSource,
+    PlainSource,
+    Source,
+    State,
+    is_values_key,
+    values_key,
+)
+from unbroken.checkpoint._tree import Notes, Path, key_of, unflatten, unpack_notes
 from unbroken.errors import InvalidArgumentError
 
 __all__ = ["Load"]
 
 _logger = logging.getLogger(__name__)
+_KEPT_AT_ONCE = 64
 
 
 @dataclass
@@ -51,14 +64,24 @@ class Load:
     """One load of one checkpoint into one state.
 
     `whole`: the checkpoint must hold nothing else than what the state names (a resume, as opposed to reading a part).
+    `own`: the rank whose values this one gets where ranks had different ones; None: it gets those of the lowest rank.
     Objects are read here; plan() changes nothing of the state, apply() does.
     """
 
-    def __init__(self, reader: Reading, state: State, *, strict: bool, whole: bool) -> None:
+    def __init__(
+        self, reader: Reading, state: State, *, strict: bool, whole: bool, own: int | None = None, tell: bool = True
+    ) -> None:
         self._reader = reader
         self._state = state
         self._strict = strict
         self._whole = whole
+        self._own_rank = own
+        self._own: dict[str, Any] = {}  # its values where ranks had different ones, by key
+        self._own_keys: frozenset[str] | None = None  # what it had, where not all had the same; None: everything
+        self._first_keys: frozenset[str] | None = (
+            None  # what rank 0 had, where that counts
+        )
+        self._tell = tell  # whether to say which values differed, when those of the lowest rank are taken
         self._differences = _Differences()
         self._targets: dict[str, torch.Tensor] = {}  # by key: filled straight from the files
         self._values: dict[Path, Any] = {}  # by path: objects, and tensors that are filled by then
@@ -69,11 +92,13 @@ class Load:
 
     def plan(self) -> None:
         """Finds out what goes where. InvalidArgumentError lists what does not fit; nothing has changed then."""
-        notes = self._reader.notes()
+        self._read_own()
+        notes = unpack_notes(self._own[NOTES_KEY]) if NOTES_KEY in self._own else self._reader.notes()
         self._notes = self._notes_here() if notes is None else notes
         self._divide()
         objects = [one.key for mine in self._mine.values() for one in mine.values() if one.tensor is None]
         read = self._reader.objects(objects)
+        read |= {key: value for key, value in self._own.items() if key in read}
         for mine in self._mine.values():
             self._values |= {one.path: read[one.key] for one in mine.values() if one.tensor is None}
         for module in self._state.modules:
@@ -96,6 +121,28 @@ class Load:
         if differences.cast:
             _logger.warning("load %s: not bit-exact, as the dtype differs: %s", self._reader.attempt, differences.cast)
 
+    def _read_own(self) -> None:
+        """Rank 0 is always listed where ranks differed; another rank that is not had what rank 0 had."""
+        ranks = (0,) if self._own_rank is None else (self._own_rank, 0)
+        key = next((key for key in map(values_key, ranks) if key in self._reader.saved), None)
+        if key is None:
+            return
+        kept = self._reader.objects([key])[key]
+        if self._own_rank is not None:
+            self._own, self._own_keys = kept["values"], frozenset(kept["keys"])
+        else:
+            self._first_keys = frozenset(kept["keys"])
+
+    def _had(self, one: Saved) -> bool:
+        return self._own_keys is None or one.key in self._own_keys
+
+    def _belongs(self, one: Saved, owner: Source | None) -> bool:
+        """It is not only another rank's. The state of one object is one rank's, never a mixture."""
+        if isinstance(owner, ObjectSource) and self._own_keys is None and self._first_keys is not None:
+            prefix = f"{key_of(owner.prefix)}."
+            return one.key in self._first_keys or not any(key.startswith(prefix) for key in self._first_keys)
+        return self._had(one) or isinstance(owner, ModuleSource)
+
     def _notes_here(self) -> Notes:
         """For a checkpoint without notes: the containers are taken to be what they are in the state, as far as the
         checkpoint has something of them. What DCP drops, an empty one, stays as it is."""
@@ -111,6 +158,11 @@ class Load:
     def apply(self) -> None:
         """Changes the state. When it raises, the state is partly changed."""
         self._reader.tensors(self._targets)
+        for key, value in self._own.items():
+            if isinstance(value, torch.Tensor) and key in self._targets:
+                self._targets[key].detach().copy_(value)
+        if self._own_rank is None and self._tell:
+            self._tell_what_differed()
         for module in self._state.modules:
             self._apply_module(module)
         for source in self._state.sources:
@@ -120,6 +172,36 @@ class Load:
         for source in self._state.sources:
             if isinstance(source, ObjectSource):
                 source.target.load_state_dict(self._nested(source.prefix, source.target.state_dict()))
+
+    def _tell_what_differed(self) -> None:
+        kept = [key for key in self._reader.saved if is_values_key(key)]
+        loaded = {
+            one.key: self._values[one.path]
+            for mine in self._mine.values()
+            for one in mine.values()
+            if one.path in self._values
+        }
+        different: dict[str, None] = {}
+        first_keys: set[str] | None = None
+        for begin in range(0, len(kept), _KEPT_AT_ONCE):
+            for own in self._reader.objects(kept[begin : begin + _KEPT_AT_ONCE]).values():
+                keys = set(own["keys"])
+                first_keys = keys if first_keys is None else first_keys
+                different |= dict.fromkeys(key for key in sorted(keys ^ first_keys) if key in loaded)
+                for key, value in own["values"].items():
+                    if key in loaded and key not in different:
+                        here = loaded[key]
+                        here = here.detach().to("cpu") if isinstance(here, torch.Tensor) else here
+                        if fingerprint(key, value) != fingerprint(key, here):
+                            different[key] = None
+        if different:
+            names = list(different)
+            _logger.warning(
+                "load %s: the ranks that saved it had different values of %s; loaded is what the lowest rank had that "
+                "had any. (A resume with as many ranks gives each its own.)",
+                self._reader.attempt,
+                ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else ""),
+            )
 
     # --- who gets what -----------------------------------------------------------------------------------------------
 
@@ -132,6 +214,8 @@ class Load:
             if one.key.startswith(RESERVED):
                 continue
             owner = next((s for s in sources if _below(one.path, s.prefix)), None)
+            if not self._belongs(one, owner):
+                continue
             if owner is not None:
                 self._mine[id(owner)][one.path] = one
             elif one.path[0] in self._state.names:
@@ -191,8 +275,9 @@ class Load:
         depth = len(source.prefix) + 1
         names_here = dict.fromkeys(path[:depth] for path in [*here, *notes])
         names_there = dict.fromkeys(path[:depth] for path in [*saved, *self._notes] if _below(path, source.prefix))
+        had = {path[:depth] for path, one in saved.items() if self._had(one)} | {path[:depth] for path in self._notes}
         self._differences.missing += [key_of(path) for path in names_here if path not in names_there]
-        self._differences.extra += [key_of(path) for path in names_there if path not in names_here]
+        self._differences.extra += [key_of(path) for path in names_there if path in had and path not in names_here]
         for path, one in saved.items():
             value = here.get(path)
             if one.tensor is None or path[:depth] not in names_here:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from unbroken import _engine
 from unbroken._board import AnyBoard
 from unbroken.checkpoint._archive import DTYPES
 from unbroken.checkpoint._layout import Box, boxes_of
-from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix
+from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix, values_key
 from unbroken.checkpoint._tree import Path
 from unbroken.errors import InvalidArgumentError, SaveFailedError
 
@@ -274,15 +274,26 @@ class Plan:
     digest: str  # of the whole plan, equal on all ranks
     local: LocalPlan
     writes: list[tuple[int, Piece]]  # (item, piece) that this rank writes, in the order of the image's slots
+    alone: bool  # there is no other rank
     everything: list[list[Item]] | None  # coordinator: the items of each rank
     owners: list[list[tuple[int, int]]] | None  # coordinator: (item, piece number) that each rank writes
+
+
+def _kind(item: Item) -> str:
+    return "no tensor" if item.dtype is None else f"a {item.dtype} of {item.size}"
 
 
 def _assign(ranks: list[list[Item]]) -> list[list[tuple[int, int]]]:
     """For each rank the (item, piece) that it writes. A function of what the ranks have, so it never varies."""
     holders: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
+    kinds: dict[str, tuple[int, Item]] = {}
     for rank, items in enumerate(ranks):
         for number, item in enumerate(items):
+            first, like = kinds.setdefault(item.key, (rank, item))
+            if like.dtype != item.dtype or like.size != item.size:
+                raise SaveFailedError(
+                    f"plan a save: state {item.key!r} is {_kind(like)} on rank {first} and {_kind(item)} on rank {rank}"
+                )
             if item.same_as < 0:
                 holders.setdefault((item.key, item.offsets), []).append((rank, number))
     owned: list[list[tuple[int, int]]] = [[] for _ in ranks]
@@ -293,7 +304,7 @@ def _assign(ranks: list[list[Item]]) -> list[list[tuple[int, int]]]:
         item = ranks[first_rank][first_number]
         for piece_number, piece in enumerate(item.pieces()):
             nbytes = math.prod(piece.sizes) * _dtype(item.dtype).itemsize if item.dtype is not None else 0
-            if len(have) == 1 or item.role is not Role.SPREAD:
+            if len(have) == 1 or item.role is not Role.SPREAD or item.dtype is None:
                 owned[first_rank].append((first_number, piece_number))
                 load[first_rank] += nbytes
             else:
@@ -339,7 +350,9 @@ def _finish(
     owners: list[list[tuple[int, int]]] | None,
 ) -> Plan:
     pieces = {item: local.items[item].pieces() for item, _ in owned}
-    return Plan(number, digest, local, [(item, pieces[item][piece]) for item, piece in owned], everything, owners)
+    writes = [(item, pieces[item][piece]) for item, piece in owned]
+    alone = everything is not None and len(everything) == 1
+    return Plan(number, digest, local, writes, alone, everything, owners)
 
 
 def _coordinate(
@@ -455,8 +468,11 @@ def _entry(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
 Place = tuple[str, int, int]  # file, offset, length
 
 
-def build_metadata(plan: Plan, places: list[list[Place]]) -> Metadata:
-    """DCP's Metadata, given where each rank has each of its slots."""
+def build_metadata(plan: Plan, places: list[list[Place]], apart: Collection[int] = ()) -> Metadata:
+    """DCP's Metadata, given where each rank has each of its slots.
+
+    apart: the ranks whose own values are listed. The place of these is their last one.
+    """
     assert plan.everything is not None
     assert plan.owners is not None
     metadata = _describe_state(plan.everything, plan.owners)
@@ -471,5 +487,10 @@ def build_metadata(plan: Plan, places: list[list[Place]]) -> Metadata:
                 index = MetadataIndex(name.key, piece.offsets, count.get(name.key, 0))
                 count[name.key] = count.get(name.key, 0) + 1
             storage[index] = _StorageInfo(*places[rank][slot])
+    for rank in apart:
+        key = values_key(rank)
+        metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        metadata.planner_data[key] = (key,)
+        storage[MetadataIndex(key)] = _StorageInfo(*places[rank][-1])
     metadata.storage_data = storage
     return metadata

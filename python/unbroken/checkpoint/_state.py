@@ -31,15 +31,27 @@ __all__ = [
     "Source",
     "State",
     "StructureChanged",
+    "is_values_key",
     "rng_prefix",
+    "values_key",
 ]
 
 NOTES_KEY = "unbroken/containers"
 RESERVED = ("rng/", "unbroken/")
+_EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 def rng_prefix(rank: int) -> str:
     return f"rng/rank_{rank:05d}/"
+
+
+def values_key(rank: int) -> str:
+    """Of what this rank has otherwise than the ordinary keys say."""
+    return f"unbroken/rank_{rank:05d}/values"
+
+
+def is_values_key(key: str) -> bool:
+    return key.startswith("unbroken/rank_") and key.endswith("/values")
 
 
 class StructureChanged(Exception):  # noqa: N818  # not an error: it asks for a new plan
@@ -51,6 +63,7 @@ class Role(enum.StrEnum):
 
     SPREAD = "spread"  # equal on all ranks that have it: any one of them, spread by size
     LOWEST = "lowest"  # the lowest rank that has it
+    OWN = "own"  # the same, and where another rank has another value, that is kept apart (see _pack)
     RANK = "rank"  # every rank its own
 
 
@@ -235,8 +248,9 @@ class ModuleSource:
         parameters = {name for _, name in self.parameter_names()}
 
         def leaf(path: Path, value: Any) -> None:
-            spread = path[len(self.prefix)] in parameters
-            leaves.append(Leaf(path, Role.SPREAD if spread else Role.LOWEST))
+            name = str(path[len(self.prefix)])
+            extra = Role.OWN if name.endswith(_EXTRA_STATE) else Role.LOWEST
+            leaves.append(Leaf(path, Role.SPREAD if name in parameters else extra))
             values.append(value)
 
         for name, (_, value) in self.named_state_dict().items():
@@ -412,7 +426,7 @@ class ObjectSource(_WalkedSource):
         values: list[Any] = []
 
         def leaf(path: Path, value: Any) -> None:
-            leaves.append(Leaf(path, Role.LOWEST))
+            leaves.append(Leaf(path, Role.OWN))
             values.append(value)
 
         flatten(self.target.state_dict(), self.prefix, leaf, notes)
@@ -433,7 +447,7 @@ class PlainSource(_WalkedSource):
 
         def leaf(path: Path, value: Any) -> None:
             if path not in self._others:
-                leaves.append(Leaf(path, Role.LOWEST))
+                leaves.append(Leaf(path, Role.OWN))
                 values.append(value)
 
         flatten(self.mapping, self.prefix, leaf, notes)
@@ -459,7 +473,7 @@ class NotesSource(_WalkedSource):
         super().__init__(())
 
     def _walk(self, notes: Notes) -> tuple[list[Leaf], list[Any]]:
-        return [Leaf((NOTES_KEY,), Role.LOWEST)], [pack_notes(notes)]
+        return [Leaf((NOTES_KEY,), Role.OWN)], [pack_notes(notes)]
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import unbroken
+from unbroken.checkpoint._metadata import read_metadata
 
 SCENARIOS: dict[str, Callable[[World], None]] = {}
 
@@ -197,6 +198,111 @@ def any_placement_loads_what_any_placement_saved(world: World) -> None:
                 assert same_local(loaded, how.hold(one)), about
                 if i % 3 == 0 and how.gathers(one.dtype):
                     assert not (found := differences(loaded.full_tensor(), one)), f"{about}: {found}"
+
+
+# --- what ranks hold under one key and is not equal ------------------------------------------------------------------
+
+
+class Counter:
+    """An object with a state of its own on each rank, as a loader of the user's has."""
+
+    def __init__(self, start: int) -> None:
+        self.count, self.generator = start, torch.Generator().manual_seed(start)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "generator": self.generator.get_state(), "seen": {self.count: "x"}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.generator.set_state(state["generator"])
+        assert state["seen"] == {self.count: "x"}
+
+
+def listed(root: Path) -> list[str]:
+    """The keys of values that are kept apart, in the newest checkpoint."""
+    newest = max(root.glob("step-*/.metadata"), key=lambda path: int(path.parent.name.split("-")[1]))
+    return [key for key in read_metadata(newest.read_bytes()).state_dict_metadata if key.endswith("/values")]
+
+
+@scenario
+def different_values_are_kept_apart_and_come_back_to_their_ranks(world: World) -> None:
+    rank, root = world.rank, world.root("run")
+
+    def make(start: int) -> dict[str, Any]:
+        model = torch.nn.Linear(2, 2)
+        return {
+            "optim": torch.optim.SGD(model.parameters(), lr=0.1 + start),
+            "model": model,
+            "notes": {"losses": [0.5 * start], "best": start, "same": "x", "large": torch.full((20_000,), 0.0 + start)},
+            "counter": Counter(start),
+            "small": torch.tensor([start, 1]),
+        }
+
+    state = make(7)
+    with unbroken.Checkpointer(root, state, keep=None, signals=False) as run:
+        run.resume()
+        run.step()
+        run.save().wait()
+        dist.barrier()
+        assert not listed(root)  # nothing differs
+        state["notes"].update(best=rank, losses=[rank] * (1 + 3000 * rank))  # grows out of its slot
+        state["counter"].count = 10 + rank
+        state["counter"].generator.manual_seed(rank)
+        state["small"].add_(rank)
+        state["optim"].param_groups[0]["lr"] = 1.0 + rank
+        run.step()
+        run.save().wait()
+        dist.barrier()
+        assert listed(root) == [f"unbroken/rank_{r:05d}/values" for r in range(4)]
+        state["notes"]["best"] = -1
+    again = make(0)
+    with unbroken.Checkpointer(root, again, keep=None, signals=False) as run:
+        assert run.resume() == 2
+        assert again["notes"]["best"] == rank
+        assert again["notes"]["losses"] == [rank] * (1 + 3000 * rank)
+        assert again["notes"]["large"].unique().tolist() == [7]
+        assert again["counter"].count == 10 + rank
+        assert torch.equal(again["counter"].generator.get_state(), torch.Generator().manual_seed(rank).get_state())
+        assert again["small"].tolist() == [7 + rank, 1 + rank]
+        assert again["optim"].param_groups[0]["lr"] == 1.0 + rank
+        if rank > 1:  # two ranks with the values of rank 0, and one without
+            again["notes"] = {**again["notes"], "best": 0, "losses": [0]}
+            again["counter"], again["small"][:] = Counter(10), torch.tensor([7, 1])
+        dist.barrier()
+    # Another world: what the lowest rank had, and a word about it.
+    if rank == 0:
+        logs = Logs("unbroken.checkpoint._load")
+        alone = make(0)
+        assert unbroken.load(root, alone) == 2
+        assert (alone["notes"]["best"], alone["counter"].count, alone["small"].tolist()) == (0, 10, [7, 1])
+        (text,) = logs.lines()
+        for key in ("notes.losses", "notes.best", "counter.count", "counter.generator", "small", "param_groups.0.lr"):
+            assert key in text, text
+        assert "notes.same" not in text
+        assert "notes.large" not in text
+
+
+@scenario
+def a_tensor_of_another_kind_on_one_rank_is_refused_by_name(world: World) -> None:
+    for name, other in (("dtype", torch.ones(3, dtype=torch.int32)), ("shape", torch.ones(4)), ("kind", "text")):
+        state = {"x": torch.ones(3) if world.rank != 2 else other}
+        with unbroken.Checkpointer(world.root(name), state, signals=False) as run:
+            run.resume()
+            run.step()
+            fails(unbroken.errors.SaveFailedError, run.save().wait, "'x'", "rank 2")
+
+
+class Logs(logging.Handler):
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.WARNING)
+        self._records: list[logging.LogRecord] = []
+        logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self._records]
 
 
 def main() -> None:

@@ -155,6 +155,8 @@ class Arena:
         votes = [json.loads(text) if text is not None else {} for text in told]
         slots = [vote.get("slots", {}) for vote in votes]
         apart = [rank for rank, vote in enumerate(votes) if vote.get("values") != votes[0].get("values")]
+        if apart:
+            apart.insert(0, 0)
         if not self._metadata or (slots, apart) != self._listed:
             self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots), apart))
             self._listed = (slots, apart)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 
 import unbroken
 from unbroken import errors
-from unbroken.checkpoint import _image
+from unbroken.checkpoint import _pack
 from unbroken.checkpoint._metadata import read_metadata
 from unbroken.checkpoint._safe import loads
 
@@ -541,14 +541,14 @@ def test_hostile_metadata_whose_checksums_are_right_is_refused(tmp_path, monkeyp
 
 
 def test_a_hostile_object_whose_checksums_are_right_is_refused(tmp_path, monkeypatch):
-    real = _image.pack
+    real = _pack.pack
 
     def pack(key, value, *, check):
         return real(key, Evil(tmp_path / "made"), check=False) if key == "y.z" else real(key, value, check=check)
 
     state = {"x": torch.arange(10.0), "y": {"z": 1}}
     with monkeypatch.context() as patched:
-        patched.setattr(_image, "pack", pack)
+        patched.setattr(_pack, "pack", pack)
         saved_run(tmp_path / "run", state)
     state["x"].zero_()
     with unbroken.Checkpointer(tmp_path / "run", state) as run, pytest.raises(ValueError, match=r"y\.z.*weights_only"):

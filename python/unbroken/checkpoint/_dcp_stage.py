@@ -130,7 +130,8 @@ def own_copy(key: str, tensor: torch.Tensor) -> torch.Tensor:
             if name not in made.__dict__:
                 made.__dict__[name] = copy.deepcopy(value)
     except Exception as error:
-        raise InvalidArgumentError(f"state {key!r}: a {type(tensor).__name__} cannot be copied: {error}") from error
+        kind = f"a {type(tensor).__name__} of {tensor.dtype}"
+        raise InvalidArgumentError(f"state {key!r}: {kind} cannot be copied: {error}") from error
     return made
 
 

@@ -86,9 +86,10 @@ class ForeignReader(Reading):
             link = os.path.islink(path)
             why = "it is a symbolic link, which is not followed" if link else str(error)
             raise UnsupportedError(f"read {path}: {why}") from error
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise UnsupportedError(f"read {path}: it is not a regular file")
         with os.fdopen(file, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise UnsupportedError(f"read {path}: it is not a regular file")
             yield opened
 
     @contextmanager

@@ -73,7 +73,8 @@ class Reading(abc.ABC):
     def __init__(self, attempt: str, raw_metadata: bytes) -> None:
         self.attempt = attempt
         self.metadata: Metadata = read_metadata(raw_metadata)
-        self._storage = self.metadata.storage_data or {}
+        storage = self.metadata.storage_data
+        self._storage: dict[Any, Any] = storage if isinstance(storage, dict) else {}
         noted = self.metadata.planner_data
         paths: dict[str, Any] = noted if isinstance(noted, dict) else {}  # a planner of one's own keeps what it likes
         self.saved = {
@@ -136,8 +137,8 @@ class Reading(abc.ABC):
             raise DamagedError(f"{self.attempt}: .metadata does not say where {index.fqn!r} is")
         if not (
             isinstance(info, _StorageInfo)
-            and isinstance(info.relative_path, str)
-            and all(isinstance(n, int) and n >= 0 for n in (info.offset, info.length))
+            and isinstance(getattr(info, "relative_path", None), str)
+            and all(isinstance(n, int) and n >= 0 for n in (getattr(info, name, None) for name in ("offset", "length")))
         ):
             raise DamagedError(f"{self.attempt}: what .metadata says of the place of {index.fqn!r} makes no sense")
         return info

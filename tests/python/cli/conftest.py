@@ -1,3 +1,4 @@
+import os
 import pathlib
 import shutil
 import tempfile
@@ -39,4 +40,8 @@ def open_directory():
     path = pathlib.Path(tempfile.mkdtemp(prefix="unbroken-cli-"))
     path.chmod(0o755)
     yield path
+    for directory, _, _ in os.walk(path):  # tests take rights away, and who is not root needs them to remove it
+        for entry in os.scandir(directory):
+            if entry.is_dir(follow_symlinks=False):
+                pathlib.Path(entry.path).chmod(0o755)
     shutil.rmtree(path)

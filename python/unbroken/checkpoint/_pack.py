@@ -65,12 +65,12 @@ class Packer:
     """The archives of the objects in the state. One whose value is the same as last time is not made again."""
 
     def __init__(self, local: LocalPlan, values: Sequence[Any], rank: int) -> None:
-        self.own = OwnValues(local, values, rank)
         self._objects: dict[int, _Object] = {}
         for item, leaf in zip(local.items, local.leaf_of, strict=True):
             if item.dtype is None:
                 self._objects[leaf] = _Object(item.of_rank(rank).key)
                 self.pack(leaf, values[leaf])
+        self.own = OwnValues(local, values, rank)
 
     def pack(self, leaf: int, value: Any) -> bytes:
         kept = self._objects[leaf]

@@ -469,7 +469,7 @@ class SaveOutcome:
 class Saver:
     """The saves of one life on one rank."""
 
-    def __init__(self, store: Store, board: object, start: Start, *, rank: int, world_size: int, keep_last: int = 0, keep_every_steps: int = 0, vote_timeout_seconds: float = 600.0, decision_timeout_seconds: float = 60.0) -> None: ...
+    def __init__(self, store: Store, board: object, start: Start, *, rank: int, world_size: int, keep_last: int = 0, keep_every_steps: int = 0, vote_timeout_seconds: float = 600.0, decision_timeout_seconds: float = 60.0, steps_ahead: int = 1) -> None: ...
 
     def decide(self, step: int, *, due: bool, wanted: bool = False, stop: bool = False, busy: bool = False, explicit: bool = False, plan_anew: bool = False) -> StepDecision:
         """At the end of every step, on every rank, on the training thread."""
@@ -482,4 +482,9 @@ class Saver:
     def retain(self) -> list[str]:
         """
         After a durable save: removes what need not be kept; returns the directories.
+        """
+
+    def cancel(self) -> None:
+        """
+        The process leaves: a save in flight waits for nobody any more. Any thread.
         """

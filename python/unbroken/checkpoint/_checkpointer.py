@@ -144,7 +144,9 @@ class Checkpointer:
         self._last_save: Save | None = None
         self._fatal: Error | None = None
         self._background = ThreadPoolExecutor(1, "unbroken-save")
-        self._fence = torch.cuda.Event() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        self._fence: Any = None  # the device's end of the step before
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._in_flight: Future[None] | None = None
         self._arena: Arena | None = None
         self._wanted = False  # coordinator: a due save was deferred
@@ -411,15 +413,19 @@ class Checkpointer:
             try:
                 save.wait(_STOP_SECONDS)
             except SaveFailedError as error:
-                # The coordinator did not know before the signal's step that it would save, so its plan may have been old.
+                # The coordinator had not known before this step that it would save: its plan may have been old.
                 _logger.warning("%s; trying once more", error)
                 decision = self._decide(explicit=True)
                 if decision is None or decision.action not in ("save", "stop"):
                     raise
                 self._begin(decision).wait(_STOP_SECONDS)
-            _logger.warning("step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED)
+            _logger.warning(
+                "step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED
+            )
         except (SaveFailedError, UnknownOutcomeError, TimeoutError) as error:
-            _logger.error("step %d may not be saved: %s; this run ends all the same (%d)", self._step, error, EXIT_STOPPED)
+            _logger.error(
+                "step %d may not be saved: %s; this run ends all the same (%d)", self._step, error, EXIT_STOPPED
+            )
         raise SystemExit(EXIT_STOPPED)
 
     def _plan_in_background(self) -> None:

@@ -117,7 +117,8 @@ class OwnValues:
 
     def __init__(self, local: LocalPlan, values: Sequence[Any], rank: int) -> None:
         self._key = values_key(rank)
-        self._all_keys = list(dict.fromkeys(item.key for item in local.items if item.role is not Role.RANK))
+        # Of the leaves, not of the items: a rank has no item of a tensor of which it holds nothing.
+        self._all_keys = [leaf.key for leaf in local.leaves if leaf.role is not Role.RANK]
         self._hash_of_keys = hashlib.sha256(repr(self._all_keys).encode()).digest()
         self._keys: dict[int, str] = {}  # of the values, by leaf
         for item, leaf in zip(local.items, local.leaf_of, strict=True):

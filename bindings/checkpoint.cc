@@ -322,7 +322,8 @@ void bind_saver(nb::module_& module) {
                                     .steps_ahead = steps_ahead});
           },
           "store"_a, "board"_a, "start"_a, nb::kw_only(), "rank"_a, "world_size"_a, "keep_last"_a = 0,
-          "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0, "steps_ahead"_a = 1)
+          "keep_every_steps"_a = 0, "vote_timeout_seconds"_a = 600.0, "decision_timeout_seconds"_a = 60.0,
+          "steps_ahead"_a = 1)
       .def(
           "decide",
           [](SaverHandle& self, std::uint64_t step, bool due, bool wanted, bool stop, bool busy, bool is_explicit,
@@ -349,8 +350,9 @@ void bind_saver(nb::module_& module) {
             return unwrap(self.saver.retain());
           },
           "After a durable save: removes what need not be kept; returns the directories.")
-      .def("cancel", [](SaverHandle& self) { self.saver.cancel(); },
-           "The process leaves: a save in flight waits for nobody any more. Any thread.");
+      .def(
+          "cancel", [](SaverHandle& self) { self.saver.cancel(); },
+          "The process leaves: a save in flight waits for nobody any more. Any thread.");
 }
 
 }  // namespace
@@ -379,12 +381,10 @@ void bind_plain(nb::module_& module) {
          std::optional<std::uint64_t> only_rank, const std::string& versions) {
         const std::string content(view_of(marker));
         const nb::gil_scoped_release released;
-        unwrap(commit_plain(*store.store,
-                            {.names = plain_names(only_rank),
-                             .world_size = world_size,
-                             .only_rank = only_rank,
-                             .versions = versions},
-                            content));
+        unwrap(commit_plain(
+            *store.store,
+            {.names = plain_names(only_rank), .world_size = world_size, .only_rank = only_rank, .versions = versions},
+            content));
       },
       "store"_a, "marker"_a, nb::kw_only(), "world_size"_a, "only_rank"_a = nb::none(), "versions"_a = "{}",
       "When all ranks have written: publishes the manifest and `.metadata`.");

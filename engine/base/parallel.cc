@@ -8,6 +8,18 @@
 #include <vector>
 
 namespace unbroken {
+namespace {
+
+bool start_thread(std::vector<std::jthread>& threads, const std::function<void()>& work) {
+  try {
+    threads.emplace_back(work);
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 Status parallel_for(std::size_t count, int threads, const std::function<Status(std::size_t)>& work) {
   std::atomic<std::size_t> next{0};
@@ -29,10 +41,9 @@ Status parallel_for(std::size_t count, int threads, const std::function<Status(s
   const std::size_t helpers = std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count);
   {
     std::vector<std::jthread> workers;
-    try {
-      for (std::size_t i = 1; i < helpers; ++i) workers.emplace_back(run);
-    } catch (const std::system_error&) {
-      // No more threads are to be had: those that began, and this one, do all of it.
+    for (std::size_t i = 1; i < helpers; ++i) {
+      // When no more threads are to be had, those that began, and this one, do all of it.
+      if (!start_thread(workers, run)) break;
     }
     run();
   }

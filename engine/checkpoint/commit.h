@@ -46,8 +46,8 @@ struct SaveRequest {
   std::string versions = "{}";
   int threads = 2;
   const std::atomic<bool>* cancelled = nullptr;  // when it becomes true, others are waited for some seconds more
-  double vote_timeout_seconds = 600;   // how long the coordinator waits for votes, counted from its own
-  double settle_timeout_seconds = 60;  // how long an unclear marker is looked after
+  double vote_timeout_seconds = 600;             // how long the coordinator waits for votes, counted from its own
+  double settle_timeout_seconds = 60;            // how long an unclear marker is looked after
 };
 
 struct SaveOutcome {

@@ -134,10 +134,10 @@ Result<StepDecision> Decider::hear_decision(std::uint64_t step, const std::strin
   auto heard = board_wait(board_, place, Deadline::after_seconds(2 * timeout_seconds_));
   if (!heard) {
     missed_.push_back(place);
-    return std::move(heard).error().in(
-        fmt::format("save at step {}: rank {} heard no decision of the coordinator (are step() and save() called equally "
-                    "often on all ranks?)",
-                    step, life_.rank));
+    return std::move(heard).error().in(fmt::format(
+        "save at step {}: rank {} heard no decision of the coordinator (are step() and save() called equally "
+        "often on all ranks?)",
+        step, life_.rank));
   }
   const std::string& text = *heard;
   UNBROKEN_ASSIGN(const json parsed, parse_json_object(text, "a decision"));
@@ -150,7 +150,8 @@ Result<StepDecision> Decider::hear_decision(std::uint64_t step, const std::strin
                         .plan_anew = parsed.value("plan_anew", false)};
   UNBROKEN_TRY(fields.finish());
   if (decided_step != step) {
-    return make_error(Code::kInternal, fmt::format("save at step {}: the decision is about step {}", step, decided_step));
+    return make_error(Code::kInternal,
+                      fmt::format("save at step {}: the decision is about step {}", step, decided_step));
   }
   if (action == action_name(Action::kSave)) decision.action = Action::kSave;
   if (action == action_name(Action::kStop)) decision.action = Action::kStop;

@@ -39,8 +39,8 @@ std::string_view action_name(StepDecision::Action action);
 
 class Decider {
  public:
-  // `steps_ahead`: how far ahead a note is posted; 1 where ranks finish a step together (their collectives block), 2 where the
-  // host may be one step ahead of them.
+  // `steps_ahead`: how far ahead a note is posted; 1 where ranks finish a step together (their collectives block), 2
+  // where the host may be one step ahead of them.
   Decider(Board& board, LifeContext life, double timeout_seconds, std::uint64_t steps_ahead = 1)
       : board_(board), life_(std::move(life)), timeout_seconds_(timeout_seconds), steps_ahead_(steps_ahead) {}
 
@@ -65,9 +65,9 @@ class Decider {
   LifeContext life_;
   double timeout_seconds_;
   std::uint64_t steps_ahead_;
-  std::uint64_t decided_step_ = 0;   // of the last decision that this rank took part in, or should have
-  std::uint64_t decisions_ = 0;      // at that step
-  std::deque<std::string> missed_;   // decisions that did not come in time
+  std::uint64_t decided_step_ = 0;  // of the last decision that this rank took part in, or should have
+  std::uint64_t decisions_ = 0;     // at that step
+  std::deque<std::string> missed_;  // decisions that did not come in time
   std::uint64_t sequence_ = 0;
   bool stop_posted_ = false;
   std::vector<std::string> awaited_;  // keys that busy ranks will set

@@ -55,7 +55,7 @@ class Saver {
   bool garbage_ = true;              // an attempt may have left files: of an older life, or one that failed
   std::atomic<bool> cancelled_{false};
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;          // guards what follows
   bool all_released_ = true;  // no rank is still writing to an attempt that has failed
   std::string unreleased_attempt_;
   std::vector<std::uint64_t> unreleased_ranks_;

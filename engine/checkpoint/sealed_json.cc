@@ -89,8 +89,9 @@ Status check_exact_json(std::string_view text, std::string_view name) {
   } check;
   if (nlohmann::json::sax_parse(text, &check)) return {};
   return make_error(Code::kInvalidArgument,
-                    check.too_long ? fmt::format("{}: it has a whole number of more than 64 bits; give it as a text", name)
-                                   : fmt::format("{}: it is not JSON", name));
+                    check.too_long
+                        ? fmt::format("{}: it has a whole number of more than 64 bits; give it as a text", name)
+                        : fmt::format("{}: it is not JSON", name));
 }
 
 const nlohmann::json* JsonFields::find(const char* key) {

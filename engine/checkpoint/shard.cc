@@ -89,9 +89,8 @@ Status read_chunk(const ChunkRead& task, std::string_view attempt) {
   const auto memory = in_place ? task.pieces.front().into : bounce_buffer().first(bytes);
   UNBROKEN_TRY(read_patiently([&] { return task.reader->read_at(begin, memory); }));
   if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
-    return make_error(Code::kDamaged,
-                      fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
-                                  join_path(attempt, task.file->name), begin, begin + bytes));
+    return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
+                                                  join_path(attempt, task.file->name), begin, begin + bytes));
   }
   if (!in_place) {
     for (const auto& piece : task.pieces)
@@ -137,8 +136,8 @@ Result<PartEntry> write_rank(Store& store, std::string_view directory, const Ima
   UNBROKEN_CRASH_POINT("commit.2.shards_written");
   const std::string document = encode(part);
   if (document.size() > kMaxJsonBytes) {
-    return make_error(Code::kUnsupported, fmt::format("write {}: {} are more than can be read again", part_name(image.rank()),
-                                                      format_bytes(document.size())));
+    return make_error(Code::kUnsupported, fmt::format("write {}: {} are more than can be read again",
+                                                      part_name(image.rank()), format_bytes(document.size())));
   }
   entry.length = document.size();
   entry.crc = crc32c(bytes_of(document));
@@ -229,10 +228,9 @@ Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
     }
     const std::uint64_t length = open_file.file->length;
     if (range.into.size() > length || range.offset > length - range.into.size()) {
-      return make_error(Code::kDamaged,
-                        fmt::format("read {}: bytes {} to {} lie outside the file ({} bytes)",
-                                    join_path(attempt_, range.file), range.offset, range.offset + range.into.size(),
-                                    length));
+      return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} lie outside the file ({} bytes)",
+                                                    join_path(attempt_, range.file), range.offset,
+                                                    range.offset + range.into.size(), length));
     }
     for (std::uint64_t done = 0; done < range.into.size();) {
       const std::uint64_t at = range.offset + done;

@@ -225,8 +225,7 @@ TEST_F(ThreeRanksTest, AMissingRankFailsTheSaveByName) {
   });
   for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(outcomes[0][rank].state, State::kFailed);
-    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 had not finished"), std::string::npos)
-        << outcomes[0][rank].reason;
+    EXPECT_NE(outcomes[0][rank].reason.find("rank 2 had not finished"), std::string::npos) << outcomes[0][rank].reason;
   }
   EXPECT_EQ(outcomes[0][0].missing, std::vector<std::uint64_t>{2});
 }

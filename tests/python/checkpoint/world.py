@@ -75,7 +75,9 @@ class Ddp(Training):
     def __init__(self, rank: int, optimizer: str = "adamw", seed: int = 0) -> None:
         super().__init__(optimizer, seed=seed)
         self.plain = self.model
-        self.model = DistributedDataParallel(self.plain)
+        # DDP orders its buckets anew after its first backward, and with three ranks and more the order changes the last
+        # bit of a sum: the first step after a restart would not be bit-equal. With this option it keeps the order.
+        self.model = DistributedDataParallel(self.plain, find_unused_parameters=True)
         self.state["model"] = self.model
         torch.manual_seed(100 * seed + rank)
 
@@ -90,9 +92,6 @@ def ddp_resumes_exactly_on_every_rank(world: World) -> None:
             run.step()
         run.save().wait()
         world.equal(run.last_save.attempt)
-        # DDP orders its buckets anew after its first backward, and with three ranks and more the order changes the last
-        # bit of a sum. So the run that is compared with begins with a new DDP here, too, as every restart does.
-        first.model = first.state["model"] = DistributedDataParallel(first.plain)
         for _ in range(3):
             first.step()
     second = Ddp(world.rank, seed=9)

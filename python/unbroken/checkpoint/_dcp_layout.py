@@ -20,14 +20,14 @@ def _is_plain(tensor: DTensor) -> bool:
 def check_box(key: str, tensor: object, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     """`tensor`, if it is a DTensor, is planned as this box on this rank. InvalidArgumentError when it is not that.
 
-    torch's box is wrong where a dimension is sharded in strides and unevenly, and for partial sums it is that of the
-    whole.
+    torch's one box is wrong where a rank holds several stretches of a dimension that is sharded in strides, and for
+    partial sums it is that of the whole.
     """
-    if not isinstance(tensor, DTensor) or _is_plain(tensor):
+    if not isinstance(tensor, DTensor) or 0 in tensor.shape or _is_plain(tensor):
         return
     boxes = [(box.offsets, box.sizes) for box in boxes_of(key, tensor)]
     if boxes != [(offsets, sizes)] and not (0 in sizes and not boxes):
         raise InvalidArgumentError(
-            f"state {key!r}: DCP takes this rank's shard for {sizes} at {offsets}, and it is {boxes}: it cannot handle a "
-            "tensor that is sharded in strides and unevenly; unbroken.Checkpointer can"
+            f"state {key!r}: DCP takes this rank's shard for {sizes} at {offsets}, and it is {boxes} (offsets, sizes): "
+            "DCP cannot handle a tensor that is sharded in such strides; unbroken.Checkpointer can"
         )

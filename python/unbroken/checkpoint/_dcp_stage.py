@@ -171,6 +171,8 @@ class _Found:
             )
         check_device(key, value)
         if isinstance(value, DTensor):
+            if any(placement.is_partial() for placement in value.placements):
+                raise InvalidArgumentError(f"state {key!r}: a DTensor of partial sums; redistribute() it first")
             local, spec = self.recipe(key, value._local_tensor), value._spec
             return lambda staged: _dtensor(local(staged), spec)
         if is_raw(value):

@@ -67,7 +67,9 @@ void print_line(std::string_view text) { print(printable(text) + "\n"); }
 
 void print_life(const Life& life) {
   const GenerationEntry& entry = *life.entry;
-  if (!entry.record) {
+  if (entry.claim_only) {
+    print_line(entry.error + ": it has not come so far yet, or ended before");
+  } else if (!entry.record) {
     print(fmt::format("generation {}  {}\n", entry.number,
                       paint(stdout, Tone::kBad, "its record cannot be read: " + printable(entry.error))));
     print_line("  so it constrains nothing: what older lives saved stays on the branch");

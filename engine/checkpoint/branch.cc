@@ -10,22 +10,19 @@ BranchVerdict judge_branch(const AttemptKey& key, std::string_view run_id, std::
                            std::span<const GenerationEntry> generations) {
   const auto own = std::find_if(generations.begin(), generations.end(),
                                 [&](const auto& entry) { return entry.number == key.generation; });
-  if (own == generations.end()) {
+  if (own == generations.end() || own->claim_only) {
     return {false, fmt::format("generation {}, which wrote it, has no record in this root", key.generation)};
   }
   if (own->record && !life_id.empty() && own->record->life_id != life_id) {
     return {false, fmt::format("it was written by life {}, but generation {} is life {}", life_id, key.generation,
                                own->record->life_id)};
   }
-  if (own->voided) {
-    return {false, fmt::format("generation {} ended before it had loaded anything", key.generation)};
-  }
   const auto run = run_id_of(generations);
   if (run && !run_id.empty() && *run != run_id) {
     return {false, fmt::format("it belongs to run {}, this root to run {}", run_id, *run)};
   }
   for (const auto& entry : generations) {
-    if (entry.number <= key.generation || !entry.record || entry.voided) continue;
+    if (entry.number <= key.generation || !entry.record) continue;
     const Origin& origin = entry.record->origin;
     if (origin.kind == Origin::Kind::kFresh) {
       return {false, fmt::format("generation {} started fresh after it", entry.number)};

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/parallel.h"
+#include "checkpoint/patience.h"
 #include "checkpoint/shard.h"
 
 namespace unbroken {
@@ -26,7 +27,7 @@ void set_state(AttemptInfo& info, AttemptState state, std::string reason) {
 
 bool has_record(std::uint64_t generation, std::span<const GenerationEntry> generations) {
   return std::any_of(generations.begin(), generations.end(),
-                     [&](const auto& entry) { return entry.number == generation; });
+                     [&](const auto& entry) { return entry.number == generation && !entry.claim_only; });
 }
 
 // Whether a life of this root wrote it: a copy of another run's may have the same number.
@@ -113,6 +114,22 @@ std::optional<AttemptInfo> not_a_directory(std::string_view name, std::span<cons
   return info;
 }
 
+// Whether `retired` means something. It does not when a later life than the one that wrote it has gone on from this attempt:
+// that life looked after its claim and saw no `retired`, so the older one wrote it too late, and was killed before it saw the
+// claim and took it back (retention.cc). One that cannot be read is believed.
+Result<bool> is_in_force(Store& store, std::string_view name, std::span<const GenerationEntry> generations) {
+  const std::string path = join_path(name, kRetiredName);
+  const auto document = read_patiently([&] { return store.read(path, kMaxJsonBytes); });
+  if (!document && document.error().code == Code::kNotFound) return false;  // taken back since it was listed
+  if (!document && !is_damage(document.error())) return document.error();
+  const auto retirement = document ? decode_retirement(*document, path) : Result<Retirement>(document.error());
+  if (!retirement) return true;
+  return std::none_of(generations.begin(), generations.end(), [&](const auto& entry) {
+    return entry.number > retirement->generation && entry.record &&
+           entry.record->origin.kind == Origin::Kind::kAttempt && entry.record->origin.attempt == name;
+  });
+}
+
 bool newer_first(const AttemptInfo& a, const AttemptInfo& b) {
   const bool a_foreign = a.state == AttemptState::kForeign;
   const bool b_foreign = b.state == AttemptState::kForeign;
@@ -170,15 +187,16 @@ Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::sp
       return status.error();
     }
   }
-  if (sizes.contains(kRetiredName))
-    set_state(info, AttemptState::kRetired, "retired by retention; it is about to be removed");
+  if (sizes.contains(kRetiredName)) {
+    UNBROKEN_ASSIGN(const bool in_force, is_in_force(store, name, generations));
+    if (in_force) set_state(info, AttemptState::kRetired, "retired by retention; it is about to be removed");
+  }
   return info;
 }
 
-Result<Catalog> read_catalog(Store& store, Depth depth, std::span<const std::uint64_t> voided) {
+Result<Catalog> read_catalog(Store& store, Depth depth) {
   Catalog catalog;
   UNBROKEN_ASSIGN(catalog.generations, list_generations(store));
-  void_lives(catalog.generations, voided);
   UNBROKEN_ASSIGN(const auto entries, store.list(""));
   for (const auto& entry : entries) {
     if (entry.name == kGenerationsDirectory) continue;

@@ -58,8 +58,7 @@ struct Catalog {
 
 using Progress = std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)>;
 
-// `voided`: lives that are to be taken as void besides those that records say are.
-Result<Catalog> read_catalog(Store& store, Depth depth, std::span<const std::uint64_t> voided = {});
+Result<Catalog> read_catalog(Store& store, Depth depth);
 
 // One directory, whatever its name.
 Result<AttemptInfo> inspect_attempt(Store& store, std::string_view name, std::span<const GenerationEntry> generations,

@@ -124,6 +124,12 @@ class Attempt {
     outcome_.reason = error.message;
   }
 
+  // What failed may have failed because a newer life removed the attempt; then it is better to say so.
+  void fail_or_fenced(const Error& error) {
+    const Status fence = check_fence(store_, life_);
+    fail(!fence && fence.error().code == Code::kFenced ? fence.error() : error);
+  }
+
   static Vote refuse(const Error& error) {
     return {.structure = {}, .part = {}, .object_slots = {}, .error = error.message, .code = error.code};
   }
@@ -234,10 +240,14 @@ class Attempt {
       outcome_.missing = std::move(count.missing);
       outcome_.structure_differs = count.structure_differs;
       if (!count.carried) {
-        fail(make_error(count.code, std::move(count.reason)));
+        fail_or_fenced(make_error(count.code, std::move(count.reason)));
       } else if (Status status = commit(*votes); !status) {
-        fail(status.error());
-        if (publishing_ && status.error().code == Code::kUnknown) outcome_.state = SaveOutcome::State::kUnknown;
+        if (publishing_ && status.error().code == Code::kUnknown) {
+          fail(status.error());
+          outcome_.state = SaveOutcome::State::kUnknown;
+        } else {
+          fail_or_fenced(status.error());
+        }
       } else {
         outcome_.state = SaveOutcome::State::kDurable;
       }
@@ -387,11 +397,10 @@ Status check_fence(Store& store, const LifeContext& life) {
                     store.url(), life.generation, own.record->run_id, own.record->life_id, life.run_id, life.life_id));
   }
   if (numbers.back() > life.generation) {
-    UNBROKEN_ASSIGN(const auto newest, read_generation(store, numbers.back()));
     return make_error(
         Code::kFenced,
         fmt::format("save to {}: {} has taken over this run; this life is generation {} and stops", store.url(),
-                    newest.record ? describe(*newest.record) : fmt::format("generation {}", newest.number),
+                    describe_life(store, numbers.back()),
                     life.generation));
   }
   return {};

@@ -1,10 +1,15 @@
-// How a life's record is created (the tests cite these steps):
-//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take
-//       away the whole history at once.
-//   G2. The record is created whole under its number, if nothing is there. Of two starts one wins.
-//   G3. The directory's entries are made durable: from here on the life exists, and whatever an older life commits
+// How a life comes to be (the tests cite these steps):
+//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take away
+//       the whole history at once.
+//   G2. The claim is created whole under its number, if nothing is there. Of two starts one wins.
+//   G3. The directory's entries are made durable. From here on every older life that looks sees that it is dead: it commits
+//       nothing and removes nothing any more, but for what it had looked for already.
+//   (Now the start looks for a checkpoint; see recovery.cc. What it sees is all that will ever be there of older lives, but for
+//   a marker that is already under way: that one it does not wait for.)
+//   G4. The record, which names the choice, is created whole.
+//   G5. The directory's entries are made durable: from here on the life exists, and whatever an older life has committed
 //       above this one's origin is off the branch.
-// An unclear or refused G2 is settled by reading: our life id there is success; another's is a lost race.
+// An unclear or refused G2 or G4 is settled by reading: our life id there is success; another's is a lost race.
 #include "checkpoint/generation.h"
 
 #include <fmt/core.h>
@@ -13,6 +18,8 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
+#include <utility>
 
 #include "base/crash_point.h"
 #include "checkpoint/patience.h"
@@ -23,7 +30,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kSuffix = ".json";
+constexpr std::string_view kRecordSuffix = ".json";
+constexpr std::string_view kClaimSuffix = ".claim";
 constexpr std::size_t kDigits = 6;
 
 std::string_view kind_name(Origin::Kind kind) {
@@ -55,13 +63,20 @@ Result<Origin> decode_origin(const json& value, std::string_view name) {
   return origin;
 }
 
-std::optional<std::uint64_t> parse_generation_name(std::string_view name) {
-  if (!name.ends_with(kSuffix)) return std::nullopt;
-  name.remove_suffix(kSuffix.size());
+std::optional<std::uint64_t> parse_number(std::string_view name) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
   if (name.size() < kDigits || error != std::errc() || end != name.data() + name.size()) return std::nullopt;
   return number;
+}
+
+std::optional<std::uint64_t> parse_generation_name(std::string_view name) {
+  for (const std::string_view suffix : {kRecordSuffix, kClaimSuffix}) {
+    if (!name.ends_with(suffix)) continue;
+    name.remove_suffix(suffix.size());
+    return parse_number(name);
+  }
+  return std::nullopt;
 }
 
 Result<GenerationRecord> read_record(Store& store, std::uint64_t number) {
@@ -74,10 +89,28 @@ Result<GenerationRecord> read_record(Store& store, std::uint64_t number) {
   return record;
 }
 
+Result<GenerationClaim> read_claim(Store& store, std::uint64_t number) {
+  const std::string path = claim_path(number);
+  UNBROKEN_ASSIGN(const std::string document, store.read(path, kMaxJsonBytes));
+  UNBROKEN_ASSIGN(const std::string body, unseal_json(document, path));
+  UNBROKEN_ASSIGN(const json parsed, parse_json_object(body, path));
+  JsonFields fields(parsed, path);
+  GenerationClaim claim{.number = number,
+                        .life_id = fields.text("life_id"),
+                        .host = fields.text("host"),
+                        .time_ms = fields.i64("time_ms")};
+  UNBROKEN_TRY(fields.finish());
+  return claim;
+}
+
 }  // namespace
 
 std::string generation_path(std::uint64_t number) {
-  return fmt::format("{}/{:06}{}", kGenerationsDirectory, number, kSuffix);
+  return fmt::format("{}/{:06}{}", kGenerationsDirectory, number, kRecordSuffix);
+}
+
+std::string claim_path(std::uint64_t number) {
+  return fmt::format("{}/{:06}{}", kGenerationsDirectory, number, kClaimSuffix);
 }
 
 std::string encode(const GenerationRecord& record) {
@@ -93,8 +126,7 @@ std::string encode(const GenerationRecord& record) {
     refused.push_back({{"attempt", refusal.attempt}, {"reason", refusal.reason}});
   const json body = {{"format", kFormatVersion},  {"generation", record.number}, {"run_id", record.run_id},
                      {"life_id", record.life_id}, {"origin", std::move(origin)}, {"refused", std::move(refused)},
-                     {"voided", record.voided},   {"ranks", record.ranks},       {"host", record.host},
-                     {"time_ms", record.time_ms}};
+                     {"ranks", record.ranks},     {"host", record.host},         {"time_ms", record.time_ms}};
   return seal_json(body.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -115,10 +147,6 @@ Result<GenerationRecord> decode_generation(std::string_view document, std::strin
   record.time_ms = fields.i64("time_ms");
   UNBROKEN_TRY(fields.finish());
   UNBROKEN_ASSIGN(record.origin, decode_origin(fields.object("origin"), name));
-  for (const auto& number : fields.array("voided")) {
-    if (number.is_number_unsigned()) record.voided.push_back(number.get<std::uint64_t>());
-    else fields.fail("voids something that is not a generation");
-  }
   for (const auto& entry : fields.array("refused")) {
     JsonFields refusal(entry, name);
     record.refused.push_back({.attempt = refusal.text("attempt"), .reason = refusal.text("reason")});
@@ -140,14 +168,18 @@ Result<std::vector<std::uint64_t>> list_generation_numbers(Store& store) {
     if (number && !info.is_directory) numbers.push_back(*number);
   }
   std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   return numbers;
 }
 
 Result<GenerationEntry> read_generation(Store& store, std::uint64_t number) {
-  GenerationEntry entry{.number = number, .record = std::nullopt, .error = {}};
+  GenerationEntry entry{.number = number, .record = std::nullopt, .error = {}, .claim_only = false};
   auto record = read_patiently([&] { return read_record(store, number); });
   if (record) {
     entry.record = std::move(*record);
+  } else if (record.error().code == Code::kNotFound) {
+    entry.error = describe_life(store, number) + " has chosen no checkpoint";
+    entry.claim_only = true;
   } else if (record.error().code == Code::kDamaged || record.error().code == Code::kIo) {
     entry.error = record.error().message;
   } else {
@@ -163,46 +195,74 @@ Result<std::vector<GenerationEntry>> list_generations(Store& store) {
     UNBROKEN_ASSIGN(auto entry, read_generation(store, number));
     entries.push_back(std::move(entry));
   }
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].record) void_lives(entries, entries[i].record->voided);
-  }
   return entries;
 }
 
-void void_lives(std::span<GenerationEntry> entries, std::span<const std::uint64_t> numbers) {
-  for (auto& entry : entries) {
-    if (std::find(numbers.begin(), numbers.end(), entry.number) != numbers.end()) entry.voided = true;
-  }
+namespace {
+
+// G2 and G4. `life_there` reads who has the name.
+Status create_or_recognise(Store& store, const std::string& path, std::string_view document, std::string_view life_id,
+                           const std::function<Result<std::pair<std::string, std::string>>()>& life_there) {
+  const Status created = store.create_whole(path, bytes_of(document));
+  if (created && store.abilities().create_if_absent) return {};
+  auto there = life_there();
+  if (!there) return created ? Status(std::move(there).error()) : created;
+  const auto& [id, description] = *there;
+  if (id == life_id) return {};
+  return make_error(Code::kFenced, fmt::format("start a new life: {} started at the same time and took the number; only one "
+                                               "start can own a run",
+                                               description));
 }
 
-Status create_generation(Store& store, const GenerationRecord& record) {
+}  // namespace
+
+Status claim_generation(Store& store, const GenerationClaim& claim) {
   UNBROKEN_TRY(store.make_directory(kGenerationsDirectory));
   UNBROKEN_TRY(store.sync_directory(""));
   UNBROKEN_CRASH_POINT("generation.1.directory_made");
-
-  const std::string path = generation_path(record.number);
-  const Status created = store.create_whole(path, bytes_of(encode(record)));
-  if (!created || !store.abilities().create_if_absent) {
-    auto there = read_record(store, record.number);
-    if (there && there->life_id != record.life_id) {
-      return make_error(
-          Code::kFenced,
-          fmt::format("start a new life as generation {}: {} started at the same time and took the number; "
-                      "only one start can own a run",
-                      record.number, describe(*there)));
-    }
-    if (!there && created) return std::move(there).error();
-    if (!there) return created.error();
-  }
-  UNBROKEN_CRASH_POINT("generation.2.record_created");
+  const json body = {{"format", kFormatVersion},
+                     {"generation", claim.number},
+                     {"life_id", claim.life_id},
+                     {"host", claim.host},
+                     {"time_ms", claim.time_ms}};
+  const std::string document = seal_json(body.dump(-1, ' ', false, json::error_handler_t::replace));
+  UNBROKEN_TRY(create_or_recognise(store, claim_path(claim.number), document, claim.life_id,
+                                   [&]() -> Result<std::pair<std::string, std::string>> {
+                                     UNBROKEN_ASSIGN(const auto there, read_claim(store, claim.number));
+                                     return std::pair(there.life_id, describe(there));
+                                   }));
+  UNBROKEN_CRASH_POINT("generation.2.claimed");
   UNBROKEN_TRY(store.sync_directory(kGenerationsDirectory));
-  UNBROKEN_CRASH_POINT("generation.3.record_durable");
+  UNBROKEN_CRASH_POINT("generation.3.claim_durable");
   return {};
 }
 
+Status create_generation(Store& store, const GenerationRecord& record) {
+  UNBROKEN_TRY(create_or_recognise(store, generation_path(record.number), encode(record), record.life_id,
+                                   [&]() -> Result<std::pair<std::string, std::string>> {
+                                     UNBROKEN_ASSIGN(const auto there, read_record(store, record.number));
+                                     return std::pair(there.life_id, describe(there));
+                                   }));
+  UNBROKEN_CRASH_POINT("generation.4.record_created");
+  UNBROKEN_TRY(store.sync_directory(kGenerationsDirectory));
+  UNBROKEN_CRASH_POINT("generation.5.record_durable");
+  return {};
+}
+
+std::string describe(const GenerationClaim& claim) {
+  return fmt::format("generation {} (life {}, host {}, {})", claim.number, claim.life_id, claim.host,
+                     format_time(claim.time_ms));
+}
+
+std::string describe_life(Store& store, std::uint64_t number) {
+  if (const auto claim = read_claim(store, number)) return describe(*claim);
+  if (const auto record = read_record(store, number)) return describe(*record);
+  return fmt::format("generation {}", number);
+}
+
 std::string describe(const GenerationRecord& record) {
-  return fmt::format("generation {} (life {}, host {}, {})", record.number, record.life_id, record.host,
-                     format_time(record.time_ms));
+  return describe(GenerationClaim{
+      .number = record.number, .life_id = record.life_id, .host = record.host, .time_ms = record.time_ms});
 }
 
 std::string format_time(std::int64_t time_ms) {

@@ -1,14 +1,16 @@
-// The record of one life of a run: generations/<number>.json. Created once, whole, never changed.
+// A life of a run: its claim, generations/<number>.claim, and its record, generations/<number>.json. Each is created once, whole,
+// and never changed.
 //
-// A life begins when its record is durable, before it reads one tensor. Records are the log behind `unbroken why` and
-// the input of the branch rule (branch.h). Threads: any; the functions block for I/O.
-// Errors: kFenced when another start took the number, naming it; kUnavailable when the store cannot be reached (absence
-// is never concluded). Crash: a record is there whole or not at all (Store::create_whole).
+// A start takes its number by the claim, before it looks for a checkpoint: older lives that look see it and stop. The record says
+// what it chose; a life begins when that is durable, before it reads one tensor. A claim without a record is a start that ended
+// before it chose. Records are the log behind `unbroken why` and the input of the branch rule (branch.h). Threads: any; the
+// functions block for I/O.
+// Errors: kFenced when another start took the number, naming it; kUnavailable when the store cannot be reached (absence is
+// never concluded). Crash: a claim or record is there whole or not at all (Store::create_whole).
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -41,41 +43,53 @@ struct GenerationRecord {
   std::string life_id;
   Origin origin;
   std::vector<Refusal> refused;  // never tried again
-  std::vector<std::uint64_t> voided{};  // earlier lives that ended before they loaded anything, and constrain nothing
   std::uint64_t ranks = 0;
   std::string host;
   std::int64_t time_ms = 0;  // Unix time, for people
 };
 
-// A number that is taken; without a record when that one cannot be read (it then constrains nothing).
+// What a start puts down before it looks for a checkpoint.
+struct GenerationClaim {
+  std::uint64_t number = 0;
+  std::string life_id;
+  std::string host;
+  std::int64_t time_ms = 0;  // Unix time, for people
+};
+
+// A number that is taken; without a record when that one cannot be read, or was never made (it then constrains nothing).
 struct GenerationEntry {
   std::uint64_t number = 0;
   std::optional<GenerationRecord> record;
-  std::string error;  // why there is no record
-  bool voided = false;  // a later record says that this life ended before it loaded anything
+  std::string error;        // why there is no record
+  bool claim_only = false;  // a start has not chosen yet, or ended before it did
 };
 
 inline constexpr std::string_view kGenerationsDirectory = "generations";
 
 std::string generation_path(std::uint64_t number);
+std::string claim_path(std::uint64_t number);
 std::string encode(const GenerationRecord& record);
 Result<GenerationRecord> decode_generation(std::string_view document, std::string_view name);
 
-// All numbers that are taken, rising. No directory: none.
+// All numbers that are taken, by a claim or a record, rising. No directory: none.
 Result<std::vector<std::uint64_t>> list_generation_numbers(Store& store);
 // One of them, with its record or the reason why that cannot be read.
 Result<GenerationEntry> read_generation(Store& store, std::uint64_t number);
 // All of them.
 Result<std::vector<GenerationEntry>> list_generations(Store& store);
-// Marks lives as void.
-void void_lives(std::span<GenerationEntry> entries, std::span<const std::uint64_t> numbers);
 
-// Makes the record durable. kFenced, naming the other life, when the number is taken by one; success when it is ours
-// already (an answer that was lost on the way).
+// Takes the number, durably. kFenced, naming the other life, when it is taken; success when it is ours already (an answer that
+// was lost on the way).
+Status claim_generation(Store& store, const GenerationClaim& claim);
+
+// Makes the record durable, for a life that has claimed its number. The same errors.
 Status create_generation(Store& store, const GenerationRecord& record);
 
 // "generation 7 (life 3f2a…, host node-3, 2026-08-01 12:00:00 UTC)"
+std::string describe(const GenerationClaim& claim);
 std::string describe(const GenerationRecord& record);
+// The life that has the number, described as well as can be.
+std::string describe_life(Store& store, std::uint64_t number);
 std::string format_time(std::int64_t time_ms);
 std::int64_t now_ms();
 

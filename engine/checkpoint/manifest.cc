@@ -225,4 +225,21 @@ Result<Manifest> decode_manifest(std::string_view document, std::string_view nam
   return parse_manifest_body(body, name);
 }
 
+std::string encode(const Retirement& retirement) {
+  const json body = {
+      {"life_id", retirement.life_id}, {"generation", retirement.generation}, {"time_ms", retirement.time_ms}};
+  return seal_json(body.dump());
+}
+
+Result<Retirement> decode_retirement(std::string_view document, std::string_view name) {
+  UNBROKEN_ASSIGN(const std::string body, unseal_json(document, name));
+  UNBROKEN_ASSIGN(const json parsed, parse_json_object(body, name));
+  JsonFields fields(parsed, name);
+  Retirement retirement{.life_id = fields.text("life_id"),
+                        .generation = fields.u64("generation"),
+                        .time_ms = fields.i64("time_ms")};
+  UNBROKEN_TRY(fields.finish());
+  return retirement;
+}
+
 }  // namespace unbroken

@@ -92,6 +92,15 @@ struct AttemptName {
 // Empty for a name that is not of that form.
 std::optional<AttemptName> parse_attempt_directory(std::string_view name);
 
+// `retired`: who condemned an attempt.
+struct Retirement {
+  std::string life_id;
+  std::uint64_t generation = 0;
+  std::int64_t time_ms = 0;  // Unix time, for people
+};
+std::string encode(const Retirement& retirement);
+Result<Retirement> decode_retirement(std::string_view document, std::string_view name);
+
 // The bodies, as JSON text.
 std::string manifest_body(const Manifest& manifest);
 Result<Manifest> parse_manifest_body(std::string_view body, std::string_view name);

@@ -1,13 +1,14 @@
 // How a run starts. The coordinator:
-//   S1. lists the records of lives and the attempts (a store that does not answer is asked again until the deadline,
-//       then the start fails: unreachable is never absent);
-//   S2. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its
+//   S1. claims a number (generation.cc), so that older lives commit and remove nothing any more. Where there is nothing to
+//       choose from, nothing is claimed (a store that does not answer is asked again until the deadline, then the start
+//       fails: unreachable is never absent);
+//   S2. lists the records of lives and the attempts, *after* the claim: what an older life committed is seen before what it
+//       removed for that is missed. An attempt that is retired may be taken back, so it is looked at until it stands still;
+//   S3. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its
 //       manifest is there with its length; one that is not is refused, with the reason, and the next older one is
 //       looked at;
-//   S3. creates the record of the new life (generation.cc), which names the choice and what was refused: so a bad
-//       checkpoint is never tried twice, and only one of two starts wins;
-//   S4. looks for `retired` in the chosen one, *after* the record: see retention.cc. If it is there, or the attempt has
-//       gone, it is refused and all begins anew, as a new life;
+//   S4. creates the record of the new life, which names the choice and what was refused: so a bad checkpoint is never tried
+//       twice;
 //   S5. tells the ranks.
 // The ranks load, verify as they read, and report. If one found damage, all drop the checkpoint and the coordinator
 // goes through S1 to S5 again; if a store was unreachable, all stop.
@@ -163,22 +164,15 @@ Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const
   return choice;
 }
 
-std::optional<std::uint64_t> find_void_life(const Catalog& catalog) {
-  for (auto entry = catalog.generations.rbegin(); entry != catalog.generations.rend(); ++entry) {
-    if (entry->voided) continue;
-    if (!entry->record) return std::nullopt;
-    const Origin& origin = entry->record->origin;
-    if (origin.kind == Origin::Kind::kNone) continue;
-    if (origin.kind == Origin::Kind::kFresh) return std::nullopt;
-    const bool wrote = std::any_of(catalog.attempts.begin(), catalog.attempts.end(), [&](const auto& info) {
-      return info.state != AttemptState::kForeign && info.key.generation == entry->number;
-    });
-    const auto chosen = std::find_if(catalog.attempts.begin(), catalog.attempts.end(),
-                                     [&](const auto& info) { return info.name == origin.attempt; });
-    const bool gone = chosen == catalog.attempts.end() || chosen->state == AttemptState::kRetired;
-    return !wrote && gone ? std::optional(entry->number) : std::nullopt;
-  }
-  return std::nullopt;
+// One of a newer format that would come before the choice: it is never passed over in silence.
+Status Recovery::check_supported(const Catalog& catalog, const Choice& choice) const {
+  const auto unsupported = std::find_if(catalog.attempts.begin(), catalog.attempts.end(), [](const auto& info) {
+    return info.state == AttemptState::kUnsupported && info.on_branch;
+  });
+  const auto place = static_cast<std::size_t>(unsupported - catalog.attempts.begin());
+  const bool in_the_way = unsupported != catalog.attempts.end() && !options_.step &&
+                          (choice.kind != Choice::Kind::kAttempt || place < choice.attempt);
+  return in_the_way ? Status(make_error(Code::kUnsupported, unsupported->reason)) : Status();
 }
 
 Recovery::Recovery(Store& store, Board& board, RecoveryOptions options)
@@ -204,77 +198,81 @@ Result<Start> Recovery::share(Result<Start> mine) {
 
 Result<Catalog> Recovery::read_patiently(Deadline deadline) {
   while (true) {
-    auto catalog = read_catalog(store_, Depth::kManifest, voided_);
+    auto catalog = read_catalog(store_, Depth::kManifest);
     if (catalog || !catalog.error().retryable || deadline.passed()) return catalog;
     std::this_thread::sleep_for(kRetryInterval);
   }
 }
 
-Result<Catalog> Recovery::read_without_void_lives(Deadline deadline) {
+// S2.
+Result<Catalog> Recovery::read_settled(Deadline deadline) {
+  std::string before;
   while (true) {
     UNBROKEN_ASSIGN(Catalog catalog, read_patiently(deadline));
-    const auto life = find_void_life(catalog);
-    if (!life) return catalog;
-    voided_.push_back(*life);
+    std::string states;
+    // That there is nothing is not concluded from one look, either: attempts are looked at one after the other, and the last
+    // may have gone before the next was committed.
+    bool moving = choose(catalog, refused_, options_).kind == Choice::Kind::kNothing;
+    for (const auto& info : catalog.attempts) {
+      states += fmt::format("{} {}\n", info.name, state_name(info.state));
+      moving = moving || (info.state == AttemptState::kRetired && info.on_branch);
+    }
+    if (!moving || states == before || deadline.passed()) return catalog;
+    before = std::move(states);
   }
 }
 
 Result<Start> Recovery::coordinate() {
   const Deadline deadline = Deadline::after_seconds(options_.timeout_seconds);
   while (true) {
-    UNBROKEN_ASSIGN(const Catalog catalog, read_without_void_lives(deadline));  // S1
-    auto start = attempt_once(catalog);
-    const bool again = !start && start.error().retryable;  // the store did not answer
-    if (!start && (!again || deadline.passed())) return std::move(start).error();
-    if (!again && *start) return std::move(**start);
-    if (deadline.passed()) {
-      return make_error(Code::kDeadline,
-                        fmt::format("start from {}: every choice was retired or had gone by the time it was "
-                                    "made; is another run active on this root?",
-                                    store_.url()));
-    }
+    auto start = start_once(deadline);
+    if (start || !start.error().retryable || deadline.passed()) return start;
+    std::this_thread::sleep_for(kRetryInterval);
   }
 }
 
-// S2 to S4. Nothing: the chosen one was retired meanwhile.
-Result<std::optional<Start>> Recovery::attempt_once(const Catalog& listed) {
-  Catalog catalog = listed;
+Result<Start> Recovery::start_once(Deadline deadline) {
+  UNBROKEN_ASSIGN(Catalog catalog, read_settled(deadline));
+  const Choice first = choose(catalog, refused_, options_);
+  UNBROKEN_TRY(check_supported(catalog, first));
+  if (first.kind == Choice::Kind::kNothing && refused_.empty()) return nothing_to_load(first);
+  UNBROKEN_TRY(claim(catalog));  // S1
+  UNBROKEN_CRASH_POINT("start.1.claimed");
+  UNBROKEN_ASSIGN(catalog, read_settled(deadline));  // S2
   UNBROKEN_ASSIGN(const Choice choice, choose_checked(catalog));
-  UNBROKEN_CRASH_POINT("start.2.chosen");
+  UNBROKEN_CRASH_POINT("start.3.chosen");
   UNBROKEN_ASSIGN(Start start, record(catalog, choice));
-  UNBROKEN_CRASH_POINT("start.3.recorded");
-  if (choice.kind == Choice::Kind::kNothing) {
-    std::string message =
-        options_.step ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
-                                    *options_.step, store_.url())
-                      : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
-    for (const auto& line : choice.evidence) message += "\n  " + line;
-    if (!options_.step) message += "\nhint: allow_fresh=True starts again at step 0";
-    return make_error(Code::kNotFound, std::move(message));
-  }
-  if (start.fresh) return std::optional(std::move(start));
-  auto retired = store_.stat(join_path(start.attempt, kRetiredName));
-  auto marker = store_.stat(join_path(start.attempt, kMarkerName));
-  const bool gone = !marker && marker.error().code == Code::kNotFound;
-  if (!retired && retired.error().code == Code::kNotFound && marker) return std::optional(std::move(start));
-  if (!retired && retired.error().code != Code::kNotFound) return std::move(retired).error();
-  if (!marker && !gone) return std::move(marker).error();
-  // This life has loaded nothing: it must not keep the next choice from what an older life has committed meanwhile.
-  voided_.push_back(start.generation);
-  refused_ = {{start.attempt, "an older life of this run was retiring it"}};
-  return std::optional<Start>();
+  UNBROKEN_CRASH_POINT("start.4.recorded");
+  if (choice.kind == Choice::Kind::kNothing) return nothing_to_load(choice);
+  return start;
 }
 
+Status Recovery::claim(const Catalog& catalog) {
+  const std::uint64_t newest = newest_generation(catalog.generations);
+  if (last_claimed_ != 0 && newest > last_claimed_) {
+    return make_error(Code::kFenced, fmt::format("start from {}: {} has started meanwhile; only one start can own a run",
+                                                 store_.url(), describe_life(store_, newest)));
+  }
+  // One that this start has taken before, when the store then did not answer, is its own still.
+  if (!claim_) claim_ = {.number = newest + 1, .life_id = random_hex(kLifeIdBytes), .host = options_.host, .time_ms = now_ms()};
+  last_claimed_ = claim_->number;
+  return claim_generation(store_, *claim_);
+}
+
+Error Recovery::nothing_to_load(const Choice& choice) const {
+  std::string message = options_.step ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
+                                                    *options_.step, store_.url())
+                                      : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
+  for (const auto& line : choice.evidence) message += "\n  " + line;
+  if (!options_.step) message += "\nhint: allow_fresh=True starts again at step 0";
+  return make_error(Code::kNotFound, std::move(message));
+}
+
+// S3.
 Result<Choice> Recovery::choose_checked(Catalog& catalog) {
   while (true) {
     Choice choice = choose(catalog, refused_, options_);
-    const auto unsupported = std::find_if(catalog.attempts.begin(), catalog.attempts.end(), [](const auto& info) {
-      return info.state == AttemptState::kUnsupported && info.on_branch;
-    });
-    const auto place = static_cast<std::size_t>(unsupported - catalog.attempts.begin());
-    const bool in_the_way = unsupported != catalog.attempts.end() && !options_.step &&
-                            (choice.kind != Choice::Kind::kAttempt || place < choice.attempt);
-    if (in_the_way) return make_error(Code::kUnsupported, unsupported->reason);
+    UNBROKEN_TRY(check_supported(catalog, choice));
     if (choice.kind != Choice::Kind::kAttempt) return choice;
     AttemptInfo& info = catalog.attempts[choice.attempt];
     auto looked = inspect_attempt(store_, info.name, catalog.generations, Depth::kLengths);
@@ -295,14 +293,13 @@ Result<Choice> Recovery::choose_checked(Catalog& catalog) {
   }
 }
 
-// S3.
+// S4.
 Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
-  GenerationRecord record{.number = newest_generation(catalog.generations) + 1,
+  GenerationRecord record{.number = claim_->number,
                           .run_id = run_id_of(catalog.generations).value_or(""),
-                          .life_id = random_hex(kLifeIdBytes),
+                          .life_id = claim_->life_id,
                           .origin = {},
                           .refused = refused_,
-                          .voided = voided_,
                           .ranks = options_.world_size,
                           .host = options_.host,
                           .time_ms = now_ms()};
@@ -318,13 +315,12 @@ Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
     start.manifest = manifest_body(*info.manifest);
   } else if (choice.kind == Choice::Kind::kNothing) {
     record.origin.kind = Origin::Kind::kNone;
-    if (refused_.empty()) return start;  // nothing new to remember
   }
   start.refused = refused_;
   start.account = give_account(start, catalog, choice, store_);
   UNBROKEN_TRY(create_generation(store_, record));
   refused_.clear();
-  voided_.clear();
+  claim_.reset();
   return start;
 }
 

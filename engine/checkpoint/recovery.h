@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/board.h"
+#include "base/deadline.h"
 #include "base/error.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/generation.h"
@@ -60,10 +61,6 @@ struct Choice {
 };
 Choice choose(const Catalog& catalog, const std::vector<Refusal>& refused, const RecoveryOptions& options);
 
-// The newest life, if it is void though no record says so: it has written nothing, and what it chose is retired or gone, so it
-// was killed between its record and its first read. Pure.
-std::optional<std::uint64_t> find_void_life(const Catalog& catalog);
-
 class Recovery {
  public:
   Recovery(Store& store, Board& board, RecoveryOptions options);
@@ -76,11 +73,14 @@ class Recovery {
  private:
   Result<Start> share(Result<Start> mine);
   Result<Start> coordinate();
-  Result<std::optional<Start>> attempt_once(const Catalog& catalog);
+  Result<Start> start_once(Deadline deadline);
+  Status claim(const Catalog& catalog);
   Result<Choice> choose_checked(Catalog& catalog);
   Result<Start> record(const Catalog& catalog, const Choice& choice);
   Result<Catalog> read_patiently(Deadline deadline);
-  Result<Catalog> read_without_void_lives(Deadline deadline);
+  Result<Catalog> read_settled(Deadline deadline);
+  Status check_supported(const Catalog& catalog, const Choice& choice) const;
+  Error nothing_to_load(const Choice& choice) const;
   Result<bool> judge_verdicts();
   std::string key(std::string_view what) const;
 
@@ -89,7 +89,8 @@ class Recovery {
   RecoveryOptions options_;
   std::uint64_t round_ = 0;
   Start current_;
-  std::vector<std::uint64_t> voided_;  // by this start, to be recorded
+  std::optional<GenerationClaim> claim_;  // the number that this start has taken and not recorded yet
+  std::uint64_t last_claimed_ = 0;
   std::vector<Refusal> refused_;  // in this start, to be recorded
 };
 

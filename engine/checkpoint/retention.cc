@@ -1,9 +1,11 @@
 // How an attempt is removed (the tests cite these steps):
+//   R0. The generations are looked at: a life that has been overtaken removes nothing.
 //   R1. `retired` is written into it, durably. It beats a marker: from here on no start will choose the attempt.
-//   R2. The generations are looked at. A start creates its record first and looks for `retired` second; retention does
+//   R2. The generations are looked at again. A start claims its number first and looks for `retired` second; retention does
 //       the same two things in the opposite order. So of a retention and a start that race at least one sees the other:
-//       a start that sees `retired` takes an older checkpoint, a retention that sees a newer life takes its `retired`
-//       back and stops.
+//       a start that sees `retired` takes another checkpoint, a retention that sees a newer life takes its `retired` back
+//       and stops. One that is killed before that leaves a `retired` that is void if the start has chosen the attempt:
+//       see is_in_force() in catalog.cc.
 //   R3. The marker is removed, durably, so that neither Unbroken nor stock DCP ever sees a marker above missing files.
 //   R4. The directory is removed, and its name made to be gone durably.
 // Before any of it, the names of the checkpoints that stay are made durable: a marker that was seen is not yet one that
@@ -14,25 +16,27 @@
 
 #include <algorithm>
 #include <optional>
-#include <nlohmann/json.hpp>
 
 #include "base/crash_point.h"
-#include "checkpoint/sealed_json.h"
 
 namespace unbroken {
 namespace {
 
+// Replaces one that an older life has left: that one may be void.
 Status condemn(Store& store, const LifeContext& life, const std::string& name) {
-  const nlohmann::json body = {{"life_id", life.life_id}, {"generation", life.generation}, {"time_ms", now_ms()}};
-  Status written = store.create_whole(join_path(name, kRetiredName), bytes_of(seal_json(body.dump())));
-  // One that is there already was condemned by a life that died before it went on.
-  if (!written && written.error().code != Code::kAlreadyExists) return written;
+  const Retirement own{.life_id = life.life_id, .generation = life.generation, .time_ms = now_ms()};
+  UNBROKEN_TRY(store.publish(join_path(name, kRetiredName), bytes_of(encode(own))));
   return store.sync_directory(name);
 }
 
-Status pardon(Store& store, const std::string& name, Error fence) {
-  const Status removed = store.remove(join_path(name, kRetiredName));
-  removed.ignore("the newer life falls back to another checkpoint if this stays condemned");
+// Takes back what condemn() wrote, and not what another life has put in its place.
+Status pardon(Store& store, const LifeContext& life, const std::string& name, Error fence) {
+  const std::string path = join_path(name, kRetiredName);
+  const auto document = store.read(path, kMaxJsonBytes);
+  const auto there = document ? decode_retirement(*document, path) : Result<Retirement>(document.error());
+  if (!there || there->life_id != life.life_id) return fence;
+  const Status removed = store.remove(path);
+  removed.ignore("it is void where the newer life has chosen this one, and true where it has not");
   if (removed) store.sync_directory(name).ignore("as above");
   return fence;
 }
@@ -88,7 +92,7 @@ std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts,
 Status remove_attempt(Store& store, const LifeContext& life, const std::string& name) {
   UNBROKEN_TRY(condemn(store, life, name));
   UNBROKEN_CRASH_POINT("retention.1.condemned");
-  if (Status fence = check_fence(store, life); !fence) return pardon(store, name, std::move(fence).error());
+  if (Status fence = check_fence(store, life); !fence) return pardon(store, life, name, std::move(fence).error());
   UNBROKEN_CRASH_POINT("retention.2.generations_checked");
   Status unmarked = store.remove(join_path(name, kMarkerName));
   if (!unmarked && unmarked.error().code != Code::kNotFound) return unmarked;
@@ -103,6 +107,8 @@ Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, c
                                         const std::set<std::string>& known) {
   std::vector<std::string> removed;
   if (keep.last == 0) return removed;
+  UNBROKEN_TRY(check_fence(store, life));
+  UNBROKEN_CRASH_POINT("retention.0.generations_checked");
   UNBROKEN_ASSIGN(auto catalog, read_catalog(store, Depth::kManifest));
   UNBROKEN_ASSIGN(const auto attempts, check_counted(store, std::move(catalog), keep, known));
   // One that cannot be removed does not keep the others; but once a newer life is seen, nothing more goes.

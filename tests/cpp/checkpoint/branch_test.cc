@@ -105,6 +105,19 @@ TEST(Branch, AnUnreadableRecordConstrainsNothingAndVouchesForItsNumber) {
   EXPECT_EQ(newest_generation(history.generations), 2u);
 }
 
+TEST(Branch, AClaimWithoutARecordConstrainsNothingAndVouchesForNothing) {
+  History history;
+  history.start_fresh();
+  const auto ten = history.save(10);
+  history.start_from(ten);
+  const auto twenty = history.save(20);
+  history.generations[1].record.reset();
+  history.generations[1].claim_only = true;
+  EXPECT_TRUE(history.judge(ten).on_branch);
+  EXPECT_FALSE(history.judge(twenty).on_branch) << "its life never began";
+  EXPECT_EQ(newest_generation(history.generations), 2u);
+}
+
 TEST(Branch, TheSameStepSavedTwiceByALifeIsOrderedBySequence) {
   History history;
   history.start_fresh();

@@ -120,24 +120,22 @@ TEST_F(CatalogTest, StockCheckpointsAreForeignAndStrangersAreNotListed) {
   EXPECT_EQ(find_attempt(store_, std::nullopt)->name, names_[2]);
 }
 
-TEST_F(CatalogTest, ALifeThatLostItsChoiceToRetentionBeforeItReadAnythingIsVoid) {
-  // The second life chose the first checkpoint when there was no other, and was killed after its record. Meanwhile the first
-  // life, still alive, committed the others and retired that one.
-  const Manifest first = *inspect(names_[0]).manifest;
-  ASSERT_TRUE(create_generation(store_, {.number = 2,
-                                         .run_id = first.run_id,
-                                         .life_id = "second",
-                                         .origin = {.kind = Origin::Kind::kAttempt, .key = first.key, .attempt = names_[0]},
-                                         .refused = {},
-                                         .ranks = 1,
-                                         .host = "test",
-                                         .time_ms = 0}));
-  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kOrphan);
-  ASSERT_TRUE(store_.publish(path("retired", 0), bytes_of(seal_json("{}"))));
-  const Start start = start_small(store_).value();
-  EXPECT_EQ(start.attempt, names_[2]);
-  EXPECT_EQ(list_generations(store_)->back().record->voided, std::vector<std::uint64_t>{2});
-  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kComplete) << "for all later starts, too";
+// A life that was overtaken and killed between R1 and R2 leaves a `retired` in what the newer life has gone on from.
+TEST_F(CatalogTest, RetiredOfALifeThatWasOvertakenIsVoidWhereTheNewerOneWentOnFromIt) {
+  EXPECT_EQ(start_small(store_)->attempt, names_[2]);
+  const auto retire = [&](std::size_t attempt, std::uint64_t generation) {
+    const std::string document = encode(Retirement{.life_id = "life", .generation = generation, .time_ms = 0});
+    ASSERT_TRUE(store_.publish(path("retired", attempt), bytes_of(document)));
+  };
+  retire(2, 1);
+  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kComplete);
+  EXPECT_EQ(start_small(store_)->attempt, names_[2]);
+  retire(1, 1);
+  EXPECT_EQ(inspect(names_[1]).state, AttemptState::kRetired) << "nobody went on from that one";
+  retire(2, newest_generation(list_generations(store_).value()));
+  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kRetired) << "the newest life knows what it does";
+  ASSERT_TRUE(store_.publish(path("retired", 2), bytes_of("damaged")));
+  EXPECT_EQ(inspect(names_[2]).state, AttemptState::kRetired) << "one that cannot be read is believed";
 }
 
 TEST_F(CatalogTest, AFileWhereAnAttemptShouldBeIsDamageAndNotNothing) {

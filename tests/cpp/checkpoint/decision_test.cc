@@ -155,6 +155,7 @@ TEST_P(DecisionTest, AStopOfAnyRankIsAStopOfAllAtOneStep) {
 
 // Stops, times, busy arenas and due steps at random moments: no rank is ever left alone, and one stop is one stop.
 TEST_P(DecisionTest, WhateverComesTogetherAllRanksDoTheSame) {
+  constexpr std::uint64_t kLongestQueue = 10;
   const std::uint64_t seed = test_seed();
   for (std::uint64_t round = 0; round < 60; ++round) {
     std::mt19937_64 random(seed + round);
@@ -174,12 +175,12 @@ TEST_P(DecisionTest, WhateverComesTogetherAllRanksDoTheSame) {
     const std::uint64_t first = *std::min_element(stops.begin(), stops.end());
     for (std::uint64_t step = 1; step <= 25; ++step) {
       const bool stopped = heard[step][0].action == Action::kStop;
-      // Announced for the next step, or for the one after where a save was announced already.
-      ASSERT_TRUE(!stopped || (step >= first && step <= first + 2)) << "seed " << seed + round;
+      // Announced for the next step, or for a later one where saves were announced already.
+      ASSERT_TRUE(!stopped || (step >= first && step <= first + kLongestQueue)) << "seed " << seed + round;
     }
     const bool any =
         std::any_of(heard.begin(), heard.end(), [](const auto& step) { return step[0].action == Action::kStop; });
-    EXPECT_TRUE(any || first + 2 > 25) << "seed " << seed + round;
+    EXPECT_TRUE(any || first + kLongestQueue > 25) << "seed " << seed + round;
   }
 }
 

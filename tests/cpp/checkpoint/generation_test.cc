@@ -69,6 +69,16 @@ TEST(Generation, HostileRecordsAreErrorsAndNothingElse) {
   EXPECT_EQ(decode_generation("", "f").error().code, Code::kDamaged);
 }
 
+GenerationClaim some_claim(std::uint64_t number = 7, std::string life_id = "life") {
+  return {.number = number, .life_id = std::move(life_id), .host = "node", .time_ms = 0};
+}
+
+// A whole life: claimed and recorded.
+Status begin_life(Store& store, std::uint64_t number = 7, const std::string& life_id = "life") {
+  UNBROKEN_TRY(claim_generation(store, some_claim(number, life_id)));
+  return create_generation(store, some_record(number, life_id));
+}
+
 class GenerationStoreTest : public testing::Test {
  protected:
   void put(const std::string& name, std::string_view content) {
@@ -87,9 +97,9 @@ TEST_F(GenerationStoreTest, NothingThereIsNoGeneration) {
 }
 
 TEST_F(GenerationStoreTest, AreListedByNumberAndStrangeFilesAreNot) {
-  for (const std::uint64_t number : {10, 9, 1'000'000}) ASSERT_TRUE(create_generation(store_, some_record(number)));
+  for (const std::uint64_t number : {10, 9, 1'000'000}) ASSERT_TRUE(begin_life(store_, number));
   for (const char* name :
-       {"7.json", "0000x7.json", "000007.jso", "000007", "+00007.json", "-00007.json", "000007.json.bak"}) {
+       {"7.json", "0000x7.json", "000007.jso", "000007", "+00007.json", "-00007.json", "000007.json.bak", "7.claim"}) {
     put(name, "strange");
   }
   ASSERT_TRUE(memory_.make_directory("generations/000008.json"));
@@ -110,67 +120,92 @@ TEST_F(GenerationStoreTest, ADamagedRecordKeepsItsNumberAndSaysWhy) {
   }
 }
 
+TEST_F(GenerationStoreTest, AClaimWithoutARecordTakesItsNumberAndConstrainsNothing) {
+  ASSERT_TRUE(claim_generation(store_, some_claim(7, "claimant")));
+  const auto entries = list_generations(store_).value();
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries[0].number, 7u);
+  EXPECT_FALSE(entries[0].record);
+  EXPECT_NE(entries[0].error.find("claimant"), std::string::npos) << entries[0].error;
+  EXPECT_NE(describe_life(store_, 7).find("claimant"), std::string::npos);
+  EXPECT_EQ(describe_life(store_, 8), "generation 8");
+}
+
 TEST_F(GenerationStoreTest, AStoreThatDoesNotAnswerIsAnErrorAndNeverAbsence) {
-  ASSERT_TRUE(create_generation(store_, some_record()));
-  for (const char* operation : {"list", "open", "read"}) {
+  ASSERT_TRUE(begin_life(store_));
+  for (const char* operation : {"list", "read"}) {
     store_.set_script(fault_on({.name = operation}, Fault::fail(Code::kUnavailable)));
     const auto entries = list_generations(store_);
-    if (!entries) {
-      EXPECT_EQ(entries.error().code, Code::kUnavailable);
-    } else {
-      EXPECT_TRUE(entries->at(0).record) << operation;
-    }
+    ASSERT_FALSE(entries) << operation;
+    EXPECT_EQ(entries.error().code, Code::kUnavailable);
   }
 }
 
 TEST_F(GenerationStoreTest, OfTwoThatTakeANumberOneWinsAndTheOtherNamesIt) {
-  ASSERT_TRUE(create_generation(store_, some_record(7, "first")));
-  EXPECT_TRUE(create_generation(store_, some_record(7, "first"))) << "an answer that was lost on the way";
-  const Status lost = create_generation(store_, some_record(7, "second"));
+  ASSERT_TRUE(claim_generation(store_, some_claim(7, "first")));
+  EXPECT_TRUE(claim_generation(store_, some_claim(7, "first"))) << "an answer that was lost on the way";
+  const Status lost = claim_generation(store_, some_claim(7, "second"));
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code, Code::kFenced);
   EXPECT_NE(lost.error().message.find("first"), std::string::npos) << lost.error().message;
+  ASSERT_TRUE(create_generation(store_, some_record(7, "first")));
+  EXPECT_TRUE(create_generation(store_, some_record(7, "first")));
+  EXPECT_EQ(create_generation(store_, some_record(7, "second")).error().code, Code::kFenced);
   EXPECT_EQ(read_generation(store_, 7)->record->life_id, "first");
 }
 
 TEST_F(GenerationStoreTest, ALostReplyIsSettledByReading) {
-  for (const Code code : {Code::kUnknown, Code::kAlreadyExists, Code::kUnavailable, Code::kDeadline}) {
-    MemoryStore memory;
-    FaultStore store(memory);
-    store.set_script(fault_on({.name = "create_whole"}, Fault::reply_lost(code)));
-    EXPECT_TRUE(create_generation(store, some_record())) << code_name(code);
+  for (const char* file : {".claim", ".json"}) {
+    for (const Code code : {Code::kUnknown, Code::kAlreadyExists, Code::kUnavailable, Code::kDeadline}) {
+      MemoryStore memory;
+      FaultStore store(memory);
+      store.set_script(fault_on({.name = "create_whole", .path_part = file}, Fault::reply_lost(code)));
+      EXPECT_TRUE(begin_life(store)) << file << " " << code_name(code);
+    }
   }
 }
 
-TEST_F(GenerationStoreTest, ARecordThatCouldNotBeMadeIsAnError) {
-  store_.set_script(fault_on({.name = "create_whole"}, Fault::fail(Code::kNoSpace)));
-  EXPECT_EQ(create_generation(store_, some_record()).error().code, Code::kNoSpace);
-  store_.set_script(fault_on({.name = "sync_directory", .path_part = "generations"}, Fault::fail()));
-  EXPECT_FALSE(create_generation(store_, some_record())) << "a life whose record may vanish must not begin";
+TEST_F(GenerationStoreTest, WhatCouldNotBeMadeIsAnError) {
+  for (const char* file : {".claim", ".json"}) {
+    MemoryStore memory;
+    FaultStore store(memory);
+    store.set_script(fault_on({.name = "create_whole", .path_part = file}, Fault::fail(Code::kNoSpace)));
+    EXPECT_EQ(begin_life(store).error().code, Code::kNoSpace) << file;
+  }
+  for (std::uint64_t nth = 0; nth < 2; ++nth) {
+    MemoryStore memory;
+    FaultStore store(memory);
+    store.set_script(fault_on({.name = "sync_directory", .path_part = "generations", .nth = nth}, Fault::fail()));
+    EXPECT_FALSE(begin_life(store)) << "what may vanish must not be built on: " << nth;
+  }
 }
 
-TEST_F(GenerationStoreTest, SurvivesALossOfPowerOnceItIsCreated) {
-  ASSERT_TRUE(create_generation(store_, some_record()));
+TEST_F(GenerationStoreTest, SurvivesALossOfPowerOnceItIsThere) {
+  ASSERT_TRUE(claim_generation(store_, some_claim(7)));
   ASSERT_TRUE(store_.lose_unsynced(1, Loss::kAll));
   EXPECT_EQ(list_generation_numbers(store_).value(), std::vector<std::uint64_t>{7});
+  ASSERT_TRUE(create_generation(store_, some_record(7)));
+  ASSERT_TRUE(store_.lose_unsynced(1, Loss::kAll));
+  EXPECT_TRUE(read_generation(store_, 7)->record);
 }
 
 TEST_F(GenerationStoreTest, WithoutCreateIfAbsentTwoStartsAreDetected) {
   FaultStore weak(memory_, {.create_if_absent = false});
-  ASSERT_TRUE(create_generation(weak, some_record(7, "first")));
-  // The second overwrites the first, and the first finds out at its next look.
-  EXPECT_TRUE(create_generation(weak, some_record(7, "second")));
-  EXPECT_EQ(read_generation(weak, 7)->record->life_id, "second");
+  ASSERT_TRUE(claim_generation(weak, some_claim(7, "first")));
+  // The second overwrites the first, which finds out when it looks.
+  EXPECT_TRUE(claim_generation(weak, some_claim(7, "second")));
   weak.set_script([&](const Operation& operation) {
     Fault fault;
-    if (operation.name == "create_whole") {
-      fault.after = [&] {
-        memory_.publish("generations/000008.json", bytes_of(encode(some_record(8, "other")))).value();
-      };
-    }
+    if (operation.name != "create_whole" || operation.path != claim_path(8)) return fault;
+    fault.after = [&] {
+      // Another start writes over it.
+      MemoryStore elsewhere;
+      claim_generation(elsewhere, some_claim(8, "other")).value();
+      memory_.publish(claim_path(8), bytes_of(elsewhere.read(claim_path(8), kMiB).value())).value();
+    };
     return fault;
   });
-  const Status lost = create_generation(weak, some_record(8, "mine"));
+  const Status lost = claim_generation(weak, some_claim(8, "mine"));
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code, Code::kFenced);
 }
@@ -186,7 +221,7 @@ TEST(GenerationRace, OfManyThreadsOneTakesTheNumber) {
       for (int i = 0; i < 4; ++i) {
         threads.emplace_back([&, i] {
           start.arrive_and_wait();
-          const Status status = create_generation(store, some_record(1, std::to_string(i)));
+          const Status status = claim_generation(store, some_claim(1, std::to_string(i)));
           if (status) {
             ++winners;
           } else if (status.error().code == Code::kFenced) {

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -86,13 +87,18 @@ def test_one_writer_saves_to_one_path_after_the_other(load, tmp_path):
 
 
 def test_a_new_writer_for_each_save_has_the_arena_of_the_last(tmp_path):
+    gc.collect()  # writers of other tests would give theirs back in between
     arenas = set()
     for number in range(1, 6):
         writer = unbroken.UnbrokenWriter(tmp_path / f"{number}")
         dcp.async_save(a_state(number), storage_writer=writer, no_dist=True).result()
         arenas.add(writer._arena._image.image.arena_address())
+        gone = weakref.ref(writer)
         del writer
-        gc.collect()
+        deadline = time.monotonic() + 30
+        while gone() is not None:  # the thread of the save lets go of it a little after the result is there
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert len(arenas) == 1
     for number in range(1, 6):
         same(load_ours(blank(), tmp_path / f"{number}"), number)

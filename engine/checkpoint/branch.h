@@ -23,7 +23,8 @@ struct BranchVerdict {
 };
 
 // `run_id` and `life_id` are those of the attempt's manifest; empty when it cannot be read (then only the generation's
-// number is compared). A record that cannot be read constrains nothing and vouches for its number; a claim does neither.
+// number is compared). A record that cannot be read constrains nothing and vouches for its number; a claim does
+// neither.
 BranchVerdict judge_branch(const AttemptKey& key, std::string_view run_id, std::string_view life_id,
                            std::span<const GenerationEntry> generations);
 

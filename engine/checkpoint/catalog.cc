@@ -33,7 +33,7 @@ bool has_record(std::uint64_t generation, std::span<const GenerationEntry> gener
 // Whether a life of this root wrote it: a copy of another run's may have the same number.
 bool is_ours(const Manifest& manifest, std::span<const GenerationEntry> generations) {
   return std::any_of(generations.begin(), generations.end(), [&](const auto& entry) {
-    return entry.number == manifest.key.generation &&
+    return entry.number == manifest.key.generation && !entry.claim_only &&
            (!entry.record || (entry.record->life_id == manifest.life_id && entry.record->run_id == manifest.run_id));
   });
 }
@@ -114,9 +114,9 @@ std::optional<AttemptInfo> not_a_directory(std::string_view name, std::span<cons
   return info;
 }
 
-// Whether `retired` means something. It does not when a later life than the one that wrote it has gone on from this attempt:
-// that life looked after its claim and saw no `retired`, so the older one wrote it too late, and was killed before it saw the
-// claim and took it back (retention.cc). One that cannot be read is believed.
+// Whether `retired` means something. It does not when a later life than the one that wrote it has gone on from this
+// attempt: that life looked after its claim and saw no `retired`, so the older one wrote it too late, and was killed
+// before it saw the claim and took it back (retention.cc). One that cannot be read is believed.
 Result<bool> is_in_force(Store& store, std::string_view name, std::span<const GenerationEntry> generations) {
   const std::string path = join_path(name, kRetiredName);
   const auto document = read_patiently([&] { return store.read(path, kMaxJsonBytes); });
@@ -201,7 +201,8 @@ Result<Catalog> read_catalog(Store& store, Depth depth) {
   for (const auto& entry : entries) {
     if (entry.name == kGenerationsDirectory) continue;
     if (!entry.is_directory) {
-      // Somebody moved it and left a link, say. Links are not followed, and a checkpoint must not just be gone for that.
+      // Somebody moved it and left a link, say. Links are not followed, and a checkpoint must not just be gone for
+      // that.
       if (auto misplaced = not_a_directory(entry.name, catalog.generations)) {
         catalog.attempts.push_back(std::move(*misplaced));
       }

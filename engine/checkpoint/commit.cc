@@ -51,8 +51,8 @@ constexpr auto kSettleInterval = std::chrono::milliseconds(100);
 Status check_readable(const std::string& path, std::uint64_t bytes) {
   if (bytes <= kMaxJsonBytes) return {};
   return make_error(Code::kUnsupported,
-                    fmt::format("write {}: {} are more than can be read again ({}); the state has too many entries", path,
-                                format_bytes(bytes), format_bytes(kMaxJsonBytes)));
+                    fmt::format("write {}: {} are more than can be read again ({}); the state has too many entries",
+                                path, format_bytes(bytes), format_bytes(kMaxJsonBytes)));
 }
 
 double seconds_since(Deadline::Clock::time_point start) {
@@ -150,9 +150,11 @@ class Attempt {
     if (!request_.failure.empty() || image_ == nullptr) {
       return refuse(make_error(Code::kInvalidArgument, request_.failure));
     }
-    for (const auto& [name, text] : {std::pair("the loader's state", &request_.loader), std::pair("the mesh", &request_.mesh),
-                                     std::pair("the versions", &request_.versions)}) {
-      if (Status status = check_exact_json(*text, fmt::format("save {} with step {}", name, request_.key.step)); !status) {
+    for (const auto& [name, text] :
+         {std::pair("the loader's state", &request_.loader), std::pair("the mesh", &request_.mesh),
+          std::pair("the versions", &request_.versions)}) {
+      if (Status status = check_exact_json(*text, fmt::format("save {} with step {}", name, request_.key.step));
+          !status) {
         return refuse(status.error());
       }
     }
@@ -223,7 +225,8 @@ class Attempt {
     return votes;
   }
 
-  // Where votes were not counted: for all that is known the others are still writing, and have not read the last outcome.
+  // Where votes were not counted: for all that is known the others are still writing, and have not read the last
+  // outcome.
   void miss_all_others() {
     for (std::uint64_t rank = 1; rank < life_.world_size; ++rank) outcome_.missing.push_back(rank);
   }
@@ -397,11 +400,9 @@ Status check_fence(Store& store, const LifeContext& life) {
                     store.url(), life.generation, own.record->run_id, own.record->life_id, life.run_id, life.life_id));
   }
   if (numbers.back() > life.generation) {
-    return make_error(
-        Code::kFenced,
-        fmt::format("save to {}: {} has taken over this run; this life is generation {} and stops", store.url(),
-                    describe_life(store, numbers.back()),
-                    life.generation));
+    return make_error(Code::kFenced,
+                      fmt::format("save to {}: {} has taken over this run; this life is generation {} and stops",
+                                  store.url(), describe_life(store, numbers.back()), life.generation));
   }
   return {};
 }

@@ -103,8 +103,8 @@ Result<StepDecision> Decider::make_decision(const StepRequest& request, bool sto
                       .plan_anew = request.plan_anew};
 }
 
-// A decision that came too late for this rank may have begun an attempt: then the others wait for its vote, and the coordinator
-// for its word that it is free. Both are given here, at a later step.
+// A decision that came too late for this rank may have begun an attempt: then the others wait for its vote, and the
+// coordinator for its word that it is free. Both are given here, at a later step.
 void Decider::answer_missed() {
   std::deque<std::string> still;
   for (auto& place : missed_) {

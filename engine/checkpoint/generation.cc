@@ -1,15 +1,15 @@
 // How a life comes to be (the tests cite these steps):
-//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take away
-//       the whole history at once.
+//   G1. The directory `generations` is made and its name made durable in the root, so that a power loss cannot take
+//       away the whole history at once.
 //   G2. The claim is created whole under its number, if nothing is there. Of two starts one wins.
-//   G3. The directory's entries are made durable. From here on every older life that looks sees that it is dead: it commits
-//       nothing and removes nothing any more, but for what it had looked for already.
-//   (Now the start looks for a checkpoint; see recovery.cc. What it sees is all that will ever be there of older lives, but for
-//   a marker that is already under way: that one it does not wait for.)
+//   G3. The directory's entries are made durable. From here on every older life that looks sees that it is dead: it
+//       commits nothing and removes nothing any more, but for what it had looked for already. (Now the start looks for
+//       a checkpoint; see recovery.cc. What it sees is all that will ever be there of older lives, but for a marker
+//       that is already under way: that one it does not wait for.)
 //   G4. The record, which names the choice, is created whole.
-//   G5. The directory's entries are made durable: from here on the life exists, and whatever an older life has committed
-//       above this one's origin is off the branch.
-// An unclear or refused G2 or G4 is settled by reading: our life id there is success; another's is a lost race.
+//   G5. The directory's entries are made durable: from here on the life exists, and whatever an older life has
+//       committed above this one's origin is off the branch. An unclear or refused G2 or G4 is settled by reading: our
+//       life id there is success; another's is a lost race.
 #include "checkpoint/generation.h"
 
 #include <fmt/core.h>
@@ -209,9 +209,10 @@ Status create_or_recognise(Store& store, const std::string& path, std::string_vi
   if (!there) return created ? Status(std::move(there).error()) : created;
   const auto& [id, description] = *there;
   if (id == life_id) return {};
-  return make_error(Code::kFenced, fmt::format("start a new life: {} started at the same time and took the number; only one "
-                                               "start can own a run",
-                                               description));
+  return make_error(Code::kFenced,
+                    fmt::format("start a new life: {} started at the same time and took the number; only one "
+                                "start can own a run",
+                                description));
 }
 
 }  // namespace

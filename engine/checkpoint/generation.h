@@ -1,12 +1,12 @@
-// A life of a run: its claim, generations/<number>.claim, and its record, generations/<number>.json. Each is created once, whole,
-// and never changed.
+// A life of a run: its claim, generations/<number>.claim, and its record, generations/<number>.json. Each is created
+// once, whole, and never changed.
 //
-// A start takes its number by the claim, before it looks for a checkpoint: older lives that look see it and stop. The record says
-// what it chose; a life begins when that is durable, before it reads one tensor. A claim without a record is a start that ended
-// before it chose. Records are the log behind `unbroken why` and the input of the branch rule (branch.h). Threads: any; the
-// functions block for I/O.
-// Errors: kFenced when another start took the number, naming it; kUnavailable when the store cannot be reached (absence is
-// never concluded). Crash: a claim or record is there whole or not at all (Store::create_whole).
+// A start takes its number by the claim, before it looks for a checkpoint: older lives that look see it and stop. The
+// record says what it chose; a life begins when that is durable, before it reads one tensor. A claim without a record
+// is a start that ended before it chose. Records are the log behind `unbroken why` and the input of the branch rule
+// (branch.h). Threads: any; the functions block for I/O. Errors: kFenced when another start took the number, naming it;
+// kUnavailable when the store cannot be reached (absence is never concluded). Crash: a claim or record is there whole
+// or not at all (Store::create_whole).
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,8 @@ struct GenerationClaim {
   std::int64_t time_ms = 0;  // Unix time, for people
 };
 
-// A number that is taken; without a record when that one cannot be read, or was never made (it then constrains nothing).
+// A number that is taken; without a record when that one cannot be read, or was never made (it then constrains
+// nothing).
 struct GenerationEntry {
   std::uint64_t number = 0;
   std::optional<GenerationRecord> record;
@@ -78,8 +79,8 @@ Result<GenerationEntry> read_generation(Store& store, std::uint64_t number);
 // All of them.
 Result<std::vector<GenerationEntry>> list_generations(Store& store);
 
-// Takes the number, durably. kFenced, naming the other life, when it is taken; success when it is ours already (an answer that
-// was lost on the way).
+// Takes the number, durably. kFenced, naming the other life, when it is taken; success when it is ours already (an
+// answer that was lost on the way).
 Status claim_generation(Store& store, const GenerationClaim& claim);
 
 // Makes the record durable, for a life that has claimed its number. The same errors.

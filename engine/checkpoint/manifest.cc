@@ -235,9 +235,8 @@ Result<Retirement> decode_retirement(std::string_view document, std::string_view
   UNBROKEN_ASSIGN(const std::string body, unseal_json(document, name));
   UNBROKEN_ASSIGN(const json parsed, parse_json_object(body, name));
   JsonFields fields(parsed, name);
-  Retirement retirement{.life_id = fields.text("life_id"),
-                        .generation = fields.u64("generation"),
-                        .time_ms = fields.i64("time_ms")};
+  Retirement retirement{
+      .life_id = fields.text("life_id"), .generation = fields.u64("generation"), .time_ms = fields.i64("time_ms")};
   UNBROKEN_TRY(fields.finish());
   return retirement;
 }

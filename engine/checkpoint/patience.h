@@ -1,6 +1,6 @@
-// Reading again after an input error. It may be a hiccup of a device or of the network below it, while what is concluded from it
-// is final: a checkpoint that is called damaged is given up, a record that cannot be read constrains nothing.
-// Any thread; blocks for up to kLooks - 1 intervals.
+// Reading again after an input error. It may be a hiccup of a device or of the network below it, while what is
+// concluded from it is final: a checkpoint that is called damaged is given up, a record that cannot be read constrains
+// nothing. Any thread; blocks for up to kLooks - 1 intervals.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,8 @@
 
 namespace unbroken {
 
-// Calls `read`, a function that returns a Result or Status, until it gives something other than kIo, a few times at most.
+// Calls `read`, a function that returns a Result or Status, until it gives something other than kIo, a few times at
+// most.
 template <class Read>
 auto read_patiently(const Read& read) {
   constexpr int kLooks = 3;

@@ -1,4 +1,5 @@
-// The steps are those of commit.cc that need no life: 2 and 3 on every rank, then DCP's collective in place of 4, then 5 and 6.
+// The steps are those of commit.cc that need no life: 2 and 3 on every rank, then DCP's collective in place of 4, then
+// 5 and 6.
 #include "checkpoint/plain.h"
 
 #include <fmt/core.h>

@@ -1,10 +1,11 @@
 // A checkpoint in one given directory, without a run around it: what the DCP drop-ins write.
 //
-// It has the files and the manifest of an attempt, and the marker comes last, but no life owns it: run and life are empty, the
-// generation is 0. DCP's own collectives stand where a run has its board. Here the store's root is the directory.
-// Threads: any. Blocking: I/O. Errors: kAlreadyExists for a marker that is there and may not be overwritten; else the store's.
-// Crash: before the marker is published the checkpoint does not exist; after it, it is whole. overwrite removes the old
-// marker, durably, before anything else, so that a kill leaves the old checkpoint, none, or the new one.
+// It has the files and the manifest of an attempt, and the marker comes last, but no life owns it: run and life are
+// empty, the generation is 0. DCP's own collectives stand where a run has its board. Here the store's root is the
+// directory. Threads: any. Blocking: I/O. Errors: kAlreadyExists for a marker that is there and may not be overwritten;
+// else the store's. Crash: before the marker is published the checkpoint does not exist; after it, it is whole.
+// overwrite removes the old marker, durably, before anything else, so that a kill leaves the old checkpoint, none, or
+// the new one.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,15 @@
 // How a run starts. The coordinator:
-//   S1. claims a number (generation.cc), so that older lives commit and remove nothing any more. Where there is nothing to
-//       choose from, nothing is claimed (a store that does not answer is asked again until the deadline, then the start
-//       fails: unreachable is never absent);
-//   S2. lists the records of lives and the attempts, *after* the claim: what an older life committed is seen before what it
-//       removed for that is missed. An attempt that is retired may be taken back, so it is looked at until it stands still;
+//   S1. claims a number (generation.cc), so that older lives commit and remove nothing any more. Where there is nothing
+//       to choose from, nothing is claimed (a store that does not answer is asked again until the deadline, then the
+//       start fails: unreachable is never absent);
+//   S2. lists the records of lives and the attempts, *after* the claim: what an older life committed is seen before
+//       what it removed for that is missed. An attempt that is retired may be taken back, so it is looked at until it
+//       stands still;
 //   S3. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its
 //       manifest is there with its length; one that is not is refused, with the reason, and the next older one is
 //       looked at;
-//   S4. creates the record of the new life, which names the choice and what was refused: so a bad checkpoint is never tried
-//       twice;
+//   S4. creates the record of the new life, which names the choice and what was refused: so a bad checkpoint is never
+//       tried twice;
 //   S5. tells the ranks.
 // The ranks load, verify as they read, and report. If one found damage, all drop the checkpoint and the coordinator
 // goes through S1 to S5 again; if a store was unreachable, all stop.
@@ -210,8 +211,8 @@ Result<Catalog> Recovery::read_settled(Deadline deadline) {
   while (true) {
     UNBROKEN_ASSIGN(Catalog catalog, read_patiently(deadline));
     std::string states;
-    // That there is nothing is not concluded from one look, either: attempts are looked at one after the other, and the last
-    // may have gone before the next was committed.
+    // That there is nothing is not concluded from one look, either: attempts are looked at one after the other, and the
+    // last may have gone before the next was committed.
     bool moving = choose(catalog, refused_, options_).kind == Choice::Kind::kNothing;
     for (const auto& info : catalog.attempts) {
       states += fmt::format("{} {}\n", info.name, state_name(info.state));
@@ -250,19 +251,22 @@ Result<Start> Recovery::start_once(Deadline deadline) {
 Status Recovery::claim(const Catalog& catalog) {
   const std::uint64_t newest = newest_generation(catalog.generations);
   if (last_claimed_ != 0 && newest > last_claimed_) {
-    return make_error(Code::kFenced, fmt::format("start from {}: {} has started meanwhile; only one start can own a run",
-                                                 store_.url(), describe_life(store_, newest)));
+    return make_error(Code::kFenced,
+                      fmt::format("start from {}: {} has started meanwhile; only one start can own a run", store_.url(),
+                                  describe_life(store_, newest)));
   }
   // One that this start has taken before, when the store then did not answer, is its own still.
-  if (!claim_) claim_ = {.number = newest + 1, .life_id = random_hex(kLifeIdBytes), .host = options_.host, .time_ms = now_ms()};
+  if (!claim_)
+    claim_ = {.number = newest + 1, .life_id = random_hex(kLifeIdBytes), .host = options_.host, .time_ms = now_ms()};
   last_claimed_ = claim_->number;
   return claim_generation(store_, *claim_);
 }
 
 Error Recovery::nothing_to_load(const Choice& choice) const {
-  std::string message = options_.step ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
-                                                    *options_.step, store_.url())
-                                      : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
+  std::string message = options_.step
+                            ? fmt::format("start from step {} of {}: there is no usable checkpoint of that step",
+                                          *options_.step, store_.url())
+                            : fmt::format("start from {}: checkpoints are there, but none can be loaded", store_.url());
   for (const auto& line : choice.evidence) message += "\n  " + line;
   if (!options_.step) message += "\nhint: allow_fresh=True starts again at step 0";
   return make_error(Code::kNotFound, std::move(message));

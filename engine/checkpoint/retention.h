@@ -36,8 +36,9 @@ std::vector<std::string> choose_to_remove(std::span<const AttemptInfo> attempts,
 Result<std::vector<std::string>> retain(Store& store, const LifeContext& life, const Keep& keep,
                                         const std::set<std::string>& known);
 
-// Removes what is no checkpoint and was written by this life or an older one: attempts that were never committed, and those that
-// are retired. `under_way`: the directory of the one that other ranks may be writing already; no other may be under way.
+// Removes what is no checkpoint and was written by this life or an older one: attempts that were never committed, and
+// those that are retired. `under_way`: the directory of the one that other ranks may be writing already; no other may
+// be under way.
 Status remove_garbage(Store& store, const LifeContext& life, std::string_view under_way);
 
 // Removes one attempt by the same steps. For `gc`.

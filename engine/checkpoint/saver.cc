@@ -53,7 +53,8 @@ SaveOutcome Saver::commit(const Image* image, SaveRequest request) {
   return outcome;
 }
 
-// What killed and failed attempts have left can fill the disk, and then no save would ever succeed and lead to retention.
+// What killed and failed attempts have left can fill the disk, and then no save would ever succeed and lead to
+// retention.
 void Saver::make_room(const std::string& under_way) {
   if (!garbage_ || options_.keep.last == 0) return;
   {

@@ -50,8 +50,8 @@ class JsonFields {
   std::string error_;
 };
 
-// Whether a document can hold this JSON text as it is: kInvalidArgument when it is not JSON, or has a whole number of more than 64
-// bits, which would come back as another number.
+// Whether a document can hold this JSON text as it is: kInvalidArgument when it is not JSON, or has a whole number of
+// more than 64 bits, which would come back as another number.
 Status check_exact_json(std::string_view text, std::string_view name);
 
 // Parses text that must be a JSON object. kDamaged.

@@ -1,8 +1,10 @@
-// Injects one fault at one place of a run, where a place is an operation of the store or a named point between two steps
-// (base/crash_point.h). A run without a fault lists its places; then the run is repeated with a fault at each of them.
+// Injects one fault at one place of a run, where a place is an operation of the store or a named point between two
+// steps (base/crash_point.h). A run without a fault lists its places; then the run is repeated with a fault at each of
+// them.
 //
-// Random ids in paths are left out of a place's name, and a place is found again by name and count: ranks that are threads
-// may do their parts in any order. Installs the process's crash handler and the store's script while it lives: one at a time.
+// Random ids in paths are left out of a place's name, and a place is found again by name and count: ranks that are
+// threads may do their parts in any order. Installs the process's crash handler and the store's script while it lives:
+// one at a time.
 #pragma once
 
 #include <atomic>
@@ -21,7 +23,7 @@
 namespace unbroken {
 
 struct CrashPlace {
-  std::string what{};  // an operation ("publish"), or "point"
+  std::string what{};   // an operation ("publish"), or "point"
   std::string where{};  // its path, attempts without their ids, or the point's name
   std::uint64_t nth = 0;
   std::uint64_t bytes = 0;  // of the operation
@@ -60,8 +62,8 @@ class CrashDriver {
   CrashDriver(const CrashDriver&) = delete;
   CrashDriver& operator=(const CrashDriver&) = delete;
 
-  // From now on this fault happens at that place. A kill ends the process with _exit(kKilledExit), after the power loss if
-  // there is to be one; to be called in a child, then.
+  // From now on this fault happens at that place. A kill ends the process with _exit(kKilledExit), after the power loss
+  // if there is to be one; to be called in a child, then.
   void arm(CrashPlace place, CrashFault fault);
   bool reached() const { return reached_.load(); }
   // So far, in the order in which they were reached.
@@ -87,8 +89,8 @@ class CrashDriver {
 // A path without the random ids of attempts: "step-30-g1-4f1c9a2e/x" gives "step-30-g1/x".
 std::string without_ids(std::string_view path);
 
-// Checks cases 0 to `count` - 1, several at once in forked children, for most of a case's time goes by in waiting. `check` says what
-// is wrong, "" if nothing. Returns what was wrong; a child stops at its first.
+// Checks cases 0 to `count` - 1, several at once in forked children, for most of a case's time goes by in waiting.
+// `check` says what is wrong, "" if nothing. Returns what was wrong; a child stops at its first.
 std::vector<std::string> check_cases(std::size_t count, const std::function<std::string(std::size_t)>& check);
 
 // Runs `work` in a forked child and returns its exit status as a shell would see it (128 + a signal's number).

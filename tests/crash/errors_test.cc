@@ -1,5 +1,5 @@
-// The crash matrix for a process that lives on: every operation and every named point of a run, failing in every way. A fault
-// costs the run at most what was under way, and that is reported as what it is.
+// The crash matrix for a process that lives on: every operation and every named point of a run, failing in every way. A
+// fault costs the run at most what was under way, and that is reported as what it is.
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,18 +93,21 @@ std::optional<State> expected_state(const CrashPlace& place, const Meaning& mean
     case Phase::kPublishing: {
       // An unclear answer is settled by reading. One that is certain is believed, when reading shows nothing.
       const bool unclear = fault.code == Code::kUnknown || fault.code == Code::kUnavailable;
-      return fault.kind == Kind::kReplyLost || fault.kind == Kind::kTornFail || unclear ? State::kDurable : State::kFailed;
+      return fault.kind == Kind::kReplyLost || fault.kind == Kind::kTornFail || unclear ? State::kDurable
+                                                                                        : State::kFailed;
     }
     case Phase::kSyncingMarker: return State::kUnknown;
     default: return State::kDurable;
   }
 }
 
-std::string check_reports(const ScenarioReport& report, const CrashPlace& place, const Meaning& meaning, const CrashFault& fault) {
+std::string check_reports(const ScenarioReport& report, const CrashPlace& place, const Meaning& meaning,
+                          const CrashFault& fault) {
   for (const std::uint64_t step : {10, 20, 30, 40}) {
     const auto own = report.save_of(step, 0);
     const auto other = report.save_of(step, 1);
-    const bool started = step == kSecondLifeStep ? report.second[0].start.has_value() : report.first[0].start.has_value();
+    const bool started =
+        step == kSecondLifeStep ? report.second[0].start.has_value() : report.first[0].start.has_value();
     if (!started) {
       if (meaning.phase != Phase::kStart && meaning.phase != Phase::kReading) return "a life did not start";
       continue;
@@ -202,7 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Runs, ErrorMatrix,
                          testing::Values(Scenario{.keep_last = 1}, Scenario{.keep_last = 2},
                                          Scenario{.keep_last = 2, .atomic_publish = false}),
                          [](const auto& info) {
-                           return fmt::format("KeepLast{}{}", info.param.keep_last, info.param.atomic_publish ? "" : "Torn");
+                           return fmt::format("KeepLast{}{}", info.param.keep_last,
+                                              info.param.atomic_publish ? "" : "Torn");
                          });
 
 }  // namespace

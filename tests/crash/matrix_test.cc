@@ -16,9 +16,7 @@ struct Case {
   CrashFault fault;
 };
 
-bool is_changing(const CrashPlace& place) {
-  return Operation{.name = place.what}.changes();
-}
+bool is_changing(const CrashPlace& place) { return Operation{.name = place.what}.changes(); }
 
 class CrashMatrix : public testing::TestWithParam<Scenario> {
  protected:
@@ -62,14 +60,16 @@ std::vector<Case> all_deaths(const Milestones& milestones, bool atomic_publish) 
     const auto add = [&](Kind kind, std::uint64_t part = 0, std::uint64_t seed = 0) {
       cases.push_back({index, {.kind = kind, .part = part, .seed = seed}});
     };
-    if (!place.is_point() && !is_changing(place)) continue;  // a process that dies at a read changed nothing since the last change
+    if (!place.is_point() && !is_changing(place))
+      continue;  // a process that dies at a read changed nothing since the last change
     add(Kind::kKillBefore);
     add(Kind::kPowerAll);
     for (std::uint64_t seed = 0; seed < 3; ++seed) add(Kind::kPowerRandom, 0, test_seed() + seed);
     if (place.is_point()) continue;
     add(Kind::kKillAfter);
     if (place.what == "write_at") {
-      for (const std::uint64_t part : {std::uint64_t{1}, place.bytes / 2, place.bytes - 1}) add(Kind::kKillWithin, part);
+      for (const std::uint64_t part : {std::uint64_t{1}, place.bytes / 2, place.bytes - 1})
+        add(Kind::kKillWithin, part);
     }
     const bool torn = !atomic_publish && (place.what == "publish" || place.what == "create_whole");
     if (torn) {
@@ -112,7 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Runs, CrashMatrix,
                          testing::Values(Scenario{.keep_last = 1}, Scenario{.keep_last = 2},
                                          Scenario{.keep_last = 2, .atomic_publish = false}),
                          [](const auto& info) {
-                           return fmt::format("KeepLast{}{}", info.param.keep_last, info.param.atomic_publish ? "" : "Torn");
+                           return fmt::format("KeepLast{}{}", info.param.keep_last,
+                                              info.param.atomic_publish ? "" : "Torn");
                          });
 
 }  // namespace

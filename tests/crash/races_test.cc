@@ -1,6 +1,6 @@
-// Two lives at once: an old one that saves and retains, for it does not know yet that it is dead, and a new one that starts,
-// loads, saves and retains. Their operations are interleaved in every way with two switches, and in random ways with more; in
-// some either is killed on its way. (Invariants 4 and 8.)
+// Two lives at once: an old one that saves and retains, for it does not know yet that it is dead, and a new one that
+// starts, loads, saves and retains. Their operations are interleaved in every way with two switches, and in random ways
+// with more; in some either is killed on its way. (Invariants 4 and 8.)
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ struct Race {
 
   std::string text() const {
     std::string text;
-    for (const auto& segment : plan) text += fmt::format("{}{} ", segment.actor == kOld ? "old " : "new ", segment.operations);
+    for (const auto& segment : plan)
+      text += fmt::format("{}{} ", segment.actor == kOld ? "old " : "new ", segment.operations);
     if (old_dies_at != Turns::kToTheEnd) text += fmt::format("old dies at {} ", old_dies_at);
     if (new_dies_at != Turns::kToTheEnd) text += fmt::format("new dies at {} ", new_dies_at);
     if (from_step) text += fmt::format("from step {}", *from_step);
@@ -126,8 +127,8 @@ std::string check_race(const Race& race) {
   MemoryStore store;
   const Ran ran = run(race, store);
   if (auto wrong = check_new_life(race, ran); !wrong.empty()) return wrong;
-  // What was durable to the living one is what is loaded, whatever the dead one did late. Else something is, and it is no
-  // older than what the old life had before.
+  // What was durable to the living one is what is loaded, whatever the dead one did late. Else something is, and it is
+  // no older than what the old life had before.
   const bool saved = !ran.new_life.saves.empty() && ran.new_life.saves[0].state == State::kDurable;
   const std::uint64_t least = saved ? kNewStep : 20;
   return check_aftermath(store, {.least = least, .most = kNewStep, .kept = 1});
@@ -201,9 +202,10 @@ TEST_P(Races, ANewLifeThatIsKilledOnItsWayLeavesSomethingToLoad) {
   for (int n = 0; n < 6000; ++n) {
     const std::uint64_t j = random() % lengths_.new_life;
     const std::uint64_t k = j + random() % (lengths_.new_life - j);
-    Race race{.plan = {{kOld, random() % lengths_.old_life}, {kNew, j}, {kOld, random() % lengths_.old_life}, {kNew, k - j}},
-              .new_dies_at = k,
-              .from_step = GetParam()};
+    Race race{
+        .plan = {{kOld, random() % lengths_.old_life}, {kNew, j}, {kOld, random() % lengths_.old_life}, {kNew, k - j}},
+        .new_dies_at = k,
+        .from_step = GetParam()};
     if (random() % 2 == 0) race.old_dies_at = random() % lengths_.old_life;
     races.push_back(race);
   }
@@ -222,9 +224,8 @@ TEST_P(Races, RandomInterleavings) {
   EXPECT_EQ(check_each(races, 300), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Starts, Races, testing::Values(std::nullopt, std::optional<std::uint64_t>(20)), [](const auto& info) {
-  return info.param ? "FromAnOlderStep" : "FromTheNewest";
-});
+INSTANTIATE_TEST_SUITE_P(Starts, Races, testing::Values(std::nullopt, std::optional<std::uint64_t>(20)),
+                         [](const auto& info) { return info.param ? "FromAnOlderStep" : "FromTheNewest"; });
 
 // A life that was overtaken while it was stopped must not commit, must say who overtook it, and must remove nothing.
 TEST(Fence, ALifeThatWasOvertakenBeforeItsLastLookFailsNamingTheNewOne) {

@@ -25,7 +25,8 @@ std::optional<SaveOutcome> ScenarioReport::save_of(std::uint64_t step, std::uint
 }
 
 ScenarioReport run_scenario(Store& store, const Scenario& scenario) {
-  LifePlan plan{.saves = {std::begin(kFirstLifeSteps), std::end(kFirstLifeSteps)}, .keep = {.last = scenario.keep_last}};
+  LifePlan plan{.saves = {std::begin(kFirstLifeSteps), std::end(kFirstLifeSteps)},
+                .keep = {.last = scenario.keep_last}};
   ScenarioReport report;
   report.first = live(store, plan);
   plan.saves = {kSecondLifeStep};
@@ -63,7 +64,8 @@ Milestones find_milestones(const Scenario& scenario) {
   for (const std::uint64_t step : {10, 20, 30, 40}) {
     const auto save = report.save_of(step, 0);
     if (save && save->state == SaveOutcome::State::kDurable) continue;
-    fmt::print("the undisturbed run: step {} was not saved: {}\n", step, save ? save->reason : "its life did not start");
+    fmt::print("the undisturbed run: step {} was not saved: {}\n", step,
+               save ? save->reason : "its life did not start");
     return {};
   }
   Milestones milestones{.places = driver.places(), .commits = {}};
@@ -72,7 +74,8 @@ Milestones find_milestones(const Scenario& scenario) {
     if (places[i].what != "publish" || !places[i].where.ends_with("/.metadata")) continue;
     const std::string directory = places[i].where.substr(0, places[i].where.find('/'));
     Milestones::Commit commit{.step = std::stoull(directory.substr(5)), .published = i, .durable = i, .voted = i};
-    while (!(places[commit.durable].what == "sync_directory" && places[commit.durable].where == directory)) ++commit.durable;
+    while (!(places[commit.durable].what == "sync_directory" && places[commit.durable].where == directory))
+      ++commit.durable;
     while (places[commit.voted].where != "commit.4.voted") --commit.voted;
     milestones.commits.push_back(commit);
   }

@@ -1,8 +1,8 @@
 // The run that the crash matrix disturbs, and what must be true after it.
 //
-// Life 1 starts fresh and saves steps 10, 20 and 30; life 2 goes on from 30 and saves 40; two ranks, retention after each save.
-// Which step must be loaded after a fault follows from where the fault fell in the undisturbed run: before or after the marker
-// of a step was published, before or after its name was durable.
+// Life 1 starts fresh and saves steps 10, 20 and 30; life 2 goes on from 30 and saves 40; two ranks, retention after
+// each save. Which step must be loaded after a fault follows from where the fault fell in the undisturbed run: before
+// or after the marker of a step was published, before or after its name was durable.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,10 +68,10 @@ class ScratchRoot {
   std::string path_;
 };
 
-// What must be true of a root after any one crash, whatever was going on: every marker stands above whole and right files;
-// a start finds a step between `least` and `most` (0: fresh), its bytes are right, and two more starts find the same and change
-// nothing but their records; the newest `keep_last` that were committed by then are whole; and a life goes on from there.
-// Returns what is wrong, "" if nothing.
+// What must be true of a root after any one crash, whatever was going on: every marker stands above whole and right
+// files; a start finds a step between `least` and `most` (0: fresh), its bytes are right, and two more starts find the
+// same and change nothing but their records; the newest `keep_last` that were committed by then are whole; and a life
+// goes on from there. Returns what is wrong, "" if nothing.
 struct Expected {
   std::uint64_t least = 0;
   std::uint64_t most = 0;

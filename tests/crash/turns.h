@@ -1,7 +1,7 @@
 // Runs two actors against one another, one operation at a time, in an order that a test chooses.
 //
-// Each actor works on a FaultStore of its own over one common store. Its script calls wait() before every operation; whose turn
-// it is follows from the plan.
+// Each actor works on a FaultStore of its own over one common store. Its script calls wait() before every operation;
+// whose turn it is follows from the plan.
 #pragma once
 
 #include <condition_variable>

@@ -127,8 +127,8 @@ TEST_P(SaverTest, TwoHundredSavesLeaveDescriptorsThreadsAndTheBoardAsTheThirdDid
   }
   ranks.clear();
   ASSERT_EQ(keys.size(), 200u);
-  // The newest notes stay, up to a bound that is reached by then. Other ranks may be a few steps of the protocol behind or
-  // ahead: a few keys more or less.
+  // The newest notes stay, up to a bound that is reached by then. Other ranks may be a few steps of the protocol behind
+  // or ahead: a few keys more or less.
   EXPECT_LE(keys.back(), keys[99] + 4 * GetParam());
   EXPECT_EQ(descriptors.back(), descriptors[2]);
   EXPECT_LE(threads_seen.back(), threads_seen[2] + GetParam());

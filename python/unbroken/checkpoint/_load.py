@@ -78,9 +78,7 @@ class Load:
         self._own_rank = own
         self._own: dict[str, Any] = {}  # its values where ranks had different ones, by key
         self._own_keys: frozenset[str] | None = None  # what it had, where not all had the same; None: everything
-        self._first_keys: frozenset[str] | None = (
-            None  # what rank 0 had, where that counts
-        )
+        self._first_keys: frozenset[str] | None = None  # what rank 0 had, where that counts
         self._tell = tell  # whether to say which values differed, when those of the lowest rank are taken
         self._differences = _Differences()
         self._targets: dict[str, torch.Tensor] = {}  # by key: filled straight from the files

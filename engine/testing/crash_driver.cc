@@ -79,6 +79,7 @@ std::optional<CrashFault> CrashDriver::pass(std::string_view what, std::string_v
   CrashPlace place{.what = std::string(what), .where = std::string(where), .nth = 0, .bytes = bytes};
   place.nth = counts_[place.what + " " + place.where]++;
   places_.push_back(place);
+  if (watcher_) watcher_(place);
   if (!place_ || place.what != place_->what || place.where != place_->where || place.nth != place_->nth)
     return std::nullopt;
   reached_.store(true);

@@ -65,6 +65,8 @@ class CrashDriver {
   // From now on this fault happens at that place. A kill ends the process with _exit(kKilledExit), after the power loss
   // if there is to be one; to be called in a child, then.
   void arm(CrashPlace place, CrashFault fault);
+  // Called at every place, before anything happens there; to be set before the run.
+  void watch(std::function<void(const CrashPlace&)> watcher) { watcher_ = std::move(watcher); }
   bool reached() const { return reached_.load(); }
   // So far, in the order in which they were reached.
   std::vector<CrashPlace> places() const;
@@ -77,6 +79,7 @@ class CrashDriver {
   Fault carry_out(const CrashFault& fault);
 
   FaultStore& store_;
+  std::function<void(const CrashPlace&)> watcher_;
   std::optional<CrashPlace> place_;
   CrashFault fault_;
   std::atomic<bool> reached_{false};

@@ -1,0 +1,123 @@
+// Single steps of the protocols that no crash of a whole run shows on its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "base/memory_board.h"
+#include "crash/scenario.h"
+#include "store/memory/memory_store.h"
+
+namespace unbroken {
+namespace {
+
+using State = SaveOutcome::State;
+
+class Steps : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto lives = live(store_, {.world_size = 1, .saves = {10, 20, 30}});
+    for (const auto& save : lives[0].saves) names_.push_back(save.attempt_path);
+    old_ = {.run_id = lives[0].start->run_id, .life_id = lives[0].start->life_id, .generation = 1};
+  }
+  bool is_retired(std::size_t attempt) { return memory_.stat(join_path(names_[attempt], kRetiredName)).has_value(); }
+  // A newer life takes the run over.
+  void overtake() { ASSERT_TRUE(start_small(memory_)); }
+
+  MemoryStore memory_;
+  FaultStore store_{memory_};
+  std::vector<std::string> names_;
+  LifeContext old_;
+};
+
+// G3: what older lives see of a claim must not vanish again while the start goes by it.
+TEST_F(Steps, TheClaimIsDurableBeforeTheStartLooks) {
+  bool looked = false;
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name != "list" || !operation.path.empty() || !memory_.stat(claim_path(2))) return fault;
+    looked = true;
+    fault.before = [&] { EXPECT_TRUE(store_.all_synced()); };
+    return fault;
+  });
+  ASSERT_TRUE(start_small(store_));
+  EXPECT_TRUE(looked);
+}
+
+// S3: a file that is missing is found before any rank begins to load.
+TEST_F(Steps, WhatIsChosenIsCheckedFileByFile) {
+  ASSERT_TRUE(memory_.remove(names_[2] + "/__0_0.distcp"));
+  MemoryBoard board;
+  Recovery recovery(store_, board, {.host = "test", .timeout_seconds = 1});
+  const auto start = recovery.begin();
+  ASSERT_TRUE(start) << start.error().message;
+  EXPECT_EQ(start->attempt, names_[1]);
+}
+
+// R0: a life that has been overtaken does not so much as condemn.
+TEST_F(Steps, ALifeThatHasBeenOvertakenRetainsNothing) {
+  overtake();
+  store_.set_script({});
+  const auto retained = retain(store_, old_, {.last = 1}, {});
+  ASSERT_FALSE(retained);
+  EXPECT_EQ(retained.error().code, Code::kFenced);
+  for (const auto& operation : store_.log())
+    EXPECT_FALSE(operation.changes()) << operation.name << " " << operation.path;
+}
+
+// R1: `retired` is there, durably, before the marker goes.
+TEST_F(Steps, AnAttemptIsCondemnedDurablyBeforeItsMarkerGoes) {
+  bool removed = false;
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name != "remove" || !operation.path.ends_with(kMarkerName)) return fault;
+    removed = true;
+    fault.before = [&] {
+      EXPECT_TRUE(is_retired(0));
+      EXPECT_TRUE(store_.all_synced());
+    };
+    return fault;
+  });
+  ASSERT_TRUE(remove_attempt(store_, old_, names_[0]));
+  EXPECT_TRUE(removed);
+}
+
+// R2: a life that sees a newer one takes back what it has just written, and nothing else.
+TEST_F(Steps, ALifeThatIsOvertakenWhileItRetiresTakesItBack) {
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name == "publish" && operation.path.ends_with(kRetiredName)) fault.after = [&] { overtake(); };
+    return fault;
+  });
+  const Status removed = remove_attempt(store_, old_, names_[0]);
+  ASSERT_FALSE(removed);
+  EXPECT_EQ(removed.error().code, Code::kFenced);
+  EXPECT_FALSE(is_retired(0));
+  EXPECT_TRUE(store_.all_synced());
+  EXPECT_THAT(check_small_root(memory_), testing::IsEmpty());
+}
+
+TEST_F(Steps, ALifeThatIsOvertakenDoesNotTakeBackWhatTheNewerOneWrote) {
+  const std::string newer = encode(Retirement{.life_id = "newer", .generation = 2, .time_ms = 0});
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name != "publish" || !operation.path.ends_with(kRetiredName)) return fault;
+    fault.after = [&, path = operation.path] {
+      overtake();
+      memory_.publish(path, bytes_of(newer)).value();
+    };
+    return fault;
+  });
+  ASSERT_FALSE(remove_attempt(store_, old_, names_[0]));
+  EXPECT_TRUE(is_retired(0));
+}
+
+// R4: a removal that was reported does not come undone.
+TEST_F(Steps, ARemovalIsDurable) {
+  ASSERT_TRUE(remove_attempt(store_, old_, names_[0]));
+  EXPECT_TRUE(store_.all_synced());
+  ASSERT_TRUE(store_.lose_unsynced(1, Loss::kAll));
+  EXPECT_EQ(memory_.stat(names_[0]).error().code, Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace unbroken

@@ -545,7 +545,7 @@ def test_process_mode(tmp_path):
                 for tensor in state["many"].values():
                     tensor.zero_()
                 state["sharded"].to_local().zero_()
-                # torch's process answers over one pipe: two saves at once would take each other's answers and wait for ever.
+                # torch's process answers over one pipe: of two saves at once each may take the other's answer.
                 saved.result()
             for number in range(4):
                 for reader in (unbroken.UnbrokenReader(f"{root}/{number}"), dcp.FileSystemReader(f"{root}/{number}")):

@@ -616,7 +616,9 @@ def load(
     """Loads the newest complete checkpoint of the run at `root`, or that of `step`, into `state`; returns its step.
 
     For evaluation: it takes what `state` names and leaves the rest, claims nothing, writes nothing, restores no random
-    numbers and needs no torch.distributed. strict=False: see Checkpointer. Raises NotFoundError when there is none.
+    numbers and needs no torch.distributed. A mapping names the keys that it has; an empty one names all that was saved
+    there. Several ranks that load while the run goes on give `step`, so that all load the same one. strict=False: see
+    Checkpointer. Raises NotFoundError when there is none.
 
     root may also be the directory of one checkpoint: a step of a run, or one that torch.distributed.checkpoint wrote,
     with get_model_state_dict() and get_optimizer_state_dict() in the places of modules and optimizers. The step of a

@@ -24,6 +24,7 @@ from unbroken.checkpoint._state import (
     PlainSource,
     Source,
     State,
+    is_object,
     is_values_key,
     values_key,
 )
@@ -34,6 +35,8 @@ __all__ = ["Load"]
 
 _logger = logging.getLogger(__name__)
 _KEPT_AT_ONCE = 64
+_ABSENT = object()
+_SCALARS = ("step", "mu_product", "eta", "mu")  # what torch's optimizers keep as plain tensors without dimensions
 
 
 @dataclass
@@ -217,7 +220,8 @@ class Load:
             if owner is not None:
                 self._mine[id(owner)][one.path] = one
             elif one.path[0] in self._state.names:
-                self._mine[id(self._state.plain)][one.path] = one
+                if self._whole or _is_named(self._state.plain.mapping, one.path):
+                    self._mine[id(self._state.plain)][one.path] = one
             elif self._whole:
                 extra[str(one.path[0])] = None
         self._differences.extra += extra
@@ -309,7 +313,7 @@ class Load:
         if not saved:
             self._differences.missing.append(name)
             return
-        names = source.names()
+        names = self._names(source)
         groups = source.optimizer.param_groups
         saved_groups = self._saved_groups(source)
         here = {(i, n) for i, group in enumerate(_named_groups(names, groups)) for n in group}
@@ -341,10 +345,11 @@ class Load:
         like: Any = source.optimizer.state.get(parameter)
         for part in inner:
             like = like.get(part) if isinstance(like, Mapping) else None
+        alone = not one.shape and inner[-1] in _SCALARS  # of a parameter without dimensions, shapes do not tell
         if inner == ("step",):
             self._new_tensor(one, like, parameter.device if on_device else torch.device("cpu"))
-        elif isinstance(parameter, DTensor) and one.shape == tuple(parameter.shape) and one.shape:
-            fits = isinstance(like, DTensor) and like.dtype == one.dtype and like.placements == parameter.placements
+        elif isinstance(parameter, DTensor) and one.shape == tuple(parameter.shape) and not alone:
+            fits = isinstance(like, DTensor) and like.dtype == one.dtype and tuple(like.shape) == one.shape
             target = like if fits else torch.empty_like(parameter, dtype=one.dtype, requires_grad=False)
             assert isinstance(target, torch.Tensor)
             self._targets[one.key] = target
@@ -357,6 +362,17 @@ class Load:
             name in self._reshaped
         )
 
+    def _names(self, source: OptimizerSource) -> list[str]:
+        """The names in the checkpoint of the optimizer's parameters. Where they were saved or are to be loaded without
+        the module that names them, they go by their places, as in Optimizer.load_state_dict()."""
+        names = source.names()
+        saved = self._saved_groups(source)
+        there = [name for group in saved for name in group]
+        sizes = [len(group["params"]) for group in source.optimizer.param_groups]
+        numbers = [str(i) for i in range(len(names))]
+        by_place = (names == numbers) != (there == numbers) and sizes == [len(group) for group in saved]
+        return there if by_place else names
+
     def _saved_groups(self, source: OptimizerSource) -> list[list[str]]:
         found: list[list[str]] = []
         i = 0
@@ -368,7 +384,7 @@ class Load:
     def _apply_optimizer(self, source: OptimizerSource) -> None:
         if not self._of(source):
             return
-        optimizer, names = source.optimizer, source.names()
+        optimizer, names = source.optimizer, self._names(source)
         numbers = {name: i for i, name in enumerate(names)}
         nested = self._nested(source.prefix, None)
         state: dict[Any, Any] = {}
@@ -428,6 +444,18 @@ class Load:
         for name in self._state.names:
             if name in names:
                 _merge(source.mapping, name, self._nested((name,), source.mapping[name]), (name,), others)
+
+
+def _is_named(mapping: Any, path: Path) -> bool:
+    """A mapping names what it has, an empty one whatever was saved below it, as does what is no mapping."""
+    node = mapping
+    for part in path:
+        if not isinstance(node, Mapping) or is_object(node) or not node:
+            return True
+        node = next((value for key, value in node.items() if str(key) == part), _ABSENT)
+        if node is _ABSENT:
+            return False
+    return True
 
 
 def _merge(mapping: Any, key: Any, loaded: Any, path: Path, sources: set[Path]) -> None:

@@ -141,7 +141,8 @@ class Training:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        self.run(torch.randn(4, Model.WIDTH)).square().mean().backward()
+        generator = torch.Generator().manual_seed(int(self.model.steps))
+        self.run(torch.randn(4, Model.WIDTH, generator=generator)).square().mean().backward()
         self.optimizer.step()
         self.scheduler.step()
         self.model.steps += 1

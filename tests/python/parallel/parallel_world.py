@@ -19,9 +19,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layouts import LAYOUTS, Groups, Training, differences, everything
+import torch.distributed.checkpoint as dcp
+from layouts import LAYOUTS, Groups, Model, Training, differences, everything, whole
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import unbroken
@@ -198,6 +207,249 @@ def any_placement_loads_what_any_placement_saved(world: World) -> None:
                 assert same_local(loaded, how.hold(one)), about
                 if i % 3 == 0 and how.gathers(one.dtype):
                     assert not (found := differences(loaded.full_tensor(), one)), f"{about}: {found}"
+
+
+@scenario
+def a_run_goes_on_under_other_layouts(world: World) -> None:
+    """One root, resumed by each layout in turn: each start goes on from what the one before saved."""
+    root, held = world.root("run"), None
+    for at, name in enumerate(("fsdp2", "fsdp4", "plain", "fsdp2-tp2", "tp2", "hsdp", "ddp4", "tp4")):
+        if world.groups.inside(name):
+            training = Training(world.groups, name, seed=at)
+            group = world.groups.group(name)
+            with unbroken.Checkpointer(root, training.state, process_group=group, signals=False) as run:
+                assert run.resume() == at
+                found = differences(everything(training), held) if held is not None else []
+                assert not found, f"{name}: {found[:3]}"
+                training.step()
+                run.step()
+                run.save().wait()
+            held = everything(training)
+        said = [held]
+        dist.broadcast_object_list(said)
+        held = said[0]
+
+
+@scenario
+def stock_dcp_reads_it_under_the_same_names(world: World) -> None:
+    for name in ("fsdp4", "hsdp", "fsdp2-tp2"):
+        root = world.root(name)
+        held = everything(saved_run(world, name, root))
+        again = Training(world.groups, name, seed=6)
+        again.step()  # stock DCP loads into optimizer state that is there
+        state = {
+            "model": get_model_state_dict(again.model),
+            "optim": get_optimizer_state_dict(again.model, again.optimizer),
+            "sched": again.scheduler,
+        }
+        attempt = max(root.glob("step-*"))
+        saved = read_metadata((attempt / ".metadata").read_bytes())
+        stock, _ = flatten_state_dict({**state, "sched": again.scheduler.state_dict()})
+        ours = {key for key in saved.state_dict_metadata if not key.startswith(("rng/", "unbroken/"))}
+        assert set(stock) == ours
+        dcp.load(state, checkpoint_id=attempt)
+        set_model_state_dict(again.model, state["model"])
+        set_optimizer_state_dict(again.model, again.optimizer, state["optim"])
+        found = differences(everything(again), held)
+        assert not found, f"{name}: {found[:3]}"
+
+
+# --- parts of a checkpoint, and states of all kinds ------------------------------------------------------------------
+
+
+def saved_run(world: World, name: str, root: Path, steps: int = 2) -> Training:
+    training = Training(world.groups, name)
+    with unbroken.Checkpointer(root, training.state, signals=False) as run:
+        run.resume()
+        for _ in range(steps):
+            training.step()
+            run.step()
+        run.save().wait()
+    return training
+
+
+@scenario
+def a_part_is_loaded_and_the_rest_left(world: World) -> None:
+    root = world.root("run")
+    held = everything(saved_run(world, "fsdp2-tp2", root))
+    for name in ("fsdp4", "tp4", "fsdp2-tp2", "plain"):
+        if not world.groups.inside(name):
+            continue
+        one = Training(world.groups, name, seed=3)
+        before = everything(one)
+        unbroken.load(root, {"model": one.run})
+        found = everything(one)
+        assert not differences(found["model"], held["model"])
+        assert not differences(found["groups"], before["groups"])
+        assert not one.optimizer.state
+        # The optimizer alone: its parameters go by their places.
+        two = Training(world.groups, name, seed=3)
+        unbroken.load(root, {"optim": two.optimizer})
+        found = everything(two)
+        assert not differences(found["model"], before["model"])
+        assert not differences((found["state"], found["groups"]), (held["state"], held["groups"]))
+        two.step()
+        # Chosen keys.
+        chosen = {"model": {"head.weight": dict(two.model.named_parameters())["head.weight"]}}
+        unbroken.load(root, chosen)
+        assert list(chosen["model"]) == ["head.weight"]
+        assert not differences(whole(chosen["model"]["head.weight"]), held["model"]["head.weight"])
+        some: dict[str, Any] = {"sched": {}}
+        unbroken.load(root, some)
+        assert some["sched"]["last_epoch"] == held["sched"]["last_epoch"]
+        # A model that has more, and less, and a tensor of another shape.
+        three = Training(world.groups, name, seed=3)
+        three.model.register_buffer("more", torch.ones(2))
+        three.model.steps = torch.zeros(3)
+        less = ["model.blocks.1.norm.bias"] if name == "plain" else []  # fully_shard wants its parameters to stay
+        if less:
+            three.model.blocks[1].norm.register_parameter("bias", None)
+        before = whole(dict(three.model.state_dict()))
+        fails(
+            unbroken.errors.InvalidArgumentError,
+            lambda state={"model": three.model}: unbroken.load(root, state),
+            "model.more",
+            "model.steps",
+            *less,
+        )
+        assert not differences(whole(dict(three.model.state_dict())), before)
+        unbroken.load(root, {"model": three.model}, strict=False)
+        found = whole(dict(three.model.state_dict()))
+        for key, value in found.items():
+            assert not differences(value, before[key] if key in ("more", "steps") else held["model"][key]), key
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW amsgrad": lambda groups: torch.optim.AdamW(groups, lr=0.01, amsgrad=True, foreach=False),
+    "AdamW fused": lambda groups: torch.optim.AdamW(groups, lr=0.01, fused=True),
+    "AdamW lr tensor": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(0.01)),
+    "SGD momentum": lambda groups: torch.optim.SGD(groups, lr=0.01, momentum=0.9),
+    "NAdam": lambda groups: torch.optim.NAdam(groups, lr=0.01),
+    "ASGD": lambda groups: torch.optim.ASGD(groups, lr=0.01, t0=1),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.01),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.01, momentum=0.5, centered=True),
+}
+
+
+@scenario
+def a_fresh_optimizer_goes_on_bit_for_bit(world: World) -> None:
+    for layout, kinds in (("fsdp4", OPTIMIZERS), ("fsdp2-tp2", ["AdamW amsgrad", "ASGD"]), ("hsdp", ["NAdam"])):
+        for kind in kinds:
+            root = world.root(f"{layout} {kind}")
+            first = Training(world.groups, layout, make=OPTIMIZERS[kind])
+            with unbroken.Checkpointer(root, first.state, signals=False) as run:
+                run.resume()
+                for _ in range(2):
+                    first.step()
+                    run.step()
+                run.save().wait()
+                held = everything(first)
+                first.step()
+            second = Training(world.groups, layout, seed=8, make=OPTIMIZERS[kind])
+            with unbroken.Checkpointer(root, second.state, signals=False) as run:
+                assert run.resume() == 2
+                found = differences(everything(second), held)
+                assert not found, f"{layout} {kind}: {found[:3]}"
+                for mine, theirs in zip(second.model.parameters(), first.model.parameters(), strict=True):
+                    for key, value in second.optimizer.state[mine].items():
+                        like = first.optimizer.state[theirs][key]
+                        assert type(value) is type(like), (kind, key)
+                        if isinstance(value, DTensor):
+                            assert value.placements == like.placements
+                second.step()
+            found = differences(everything(second), everything(first))
+            assert not found, f"{layout} {kind}: {found[:3]}"
+
+
+@scenario
+def all_that_people_keep_beside_model_and_optimizer(world: World) -> None:
+    def make(seed: int) -> tuple[Training, dict[str, Any]]:
+        training = Training(world.groups, "fsdp2-tp2", seed=seed)
+        averages = {name: p.detach().clone() for name, p in training.model.named_parameters()}
+        mine: dict[str, Any] = {
+            "ema": averages,
+            "scaler": torch.amp.GradScaler("cpu", init_scale=64.0 + seed),
+            "nested": {7: {"again": [averages["head.weight"] * 2, {True: seed, None: [seed]}]}, 1.5: ("a", seed)},
+            "list": [averages["head.bias"] + 1, {"x": seed}],
+            "empty": {},
+            "stock": get_model_state_dict(training.model),
+        }
+        return training, training.state | mine
+
+    def held(training: Training, state: dict[str, Any]) -> list[Any]:
+        parts = [whole(state[name]) for name in ("ema", "nested", "list", "empty", "stock")]
+        return [everything(training), *parts, state["scaler"].state_dict()]
+
+    root = world.root("run")
+    training, state = make(1)
+    with unbroken.Checkpointer(root, state, signals=False) as run:
+        run.resume()
+        training.step()
+        for name, parameter in training.model.named_parameters():
+            state["ema"][name].lerp_(parameter.detach(), 0.1)
+        run.step()
+        run.save().wait()
+        before = held(training, state)
+    again, other = make(2)
+    with unbroken.Checkpointer(root, other, signals=False) as run:
+        assert run.resume() == 1
+        assert not differences(held(again, other), before)
+    for value in (other["ema"]["head.weight"], other["nested"][7]["again"][0], other["list"][0]):
+        assert isinstance(value, DTensor)
+
+
+@scenario
+def gathered_parameters_are_saved_as_shards_and_nothing_hangs(world: World) -> None:
+    """After an evaluation the outermost module of fully_shard holds whole parameters; saves by time look alone."""
+    root = world.root("run")
+    training = Training(world.groups, "fsdp4")
+    every = unbroken.Every(seconds=0.2)
+    with unbroken.Checkpointer(root, training.state, every=every, keep=None, signals=False) as run:
+        run.resume()
+        for _ in range(12):
+            training.step()
+            with torch.no_grad():
+                training.run(torch.ones(2, Model.WIDTH))
+            assert not isinstance(training.model.head.weight, DTensor)
+            run.step()
+            time.sleep(0.05)
+        run.save().wait()
+        assert run.stats.failed == 0
+        assert run.stats.durable >= 1
+        assert run.stats.plans == 1
+    held = everything(training)
+    again = Training(world.groups, "fsdp4", seed=4)
+    with torch.no_grad():
+        again.run(torch.ones(2, Model.WIDTH))
+    assert unbroken.load(root, again.state, step=12) == 12
+    assert not differences(everything(again), held)
+
+
+class Odd(torch.Tensor):
+    """Its bytes may not be all of it."""
+
+
+@scenario
+def what_cannot_be_right_is_refused_by_name(world: World) -> None:
+    mesh = DeviceMesh("cpu", torch.arange(4))
+
+    def refused(state: dict[str, Any], *words: str) -> None:
+        fails(
+            unbroken.errors.InvalidArgumentError,
+            lambda: unbroken.Checkpointer(world.root("run"), state, signals=False).resume(),
+            *words,
+        )
+
+    refused({"a": {"sum": DTensor.from_local(torch.ones(3), mesh, [Partial()])}}, "'a.sum'", "Partial", "redistribute")
+    odd = DTensor.from_local(torch.eye(2).as_subclass(Odd), mesh, [Replicate()], run_check=False)
+    refused({"a": {"odd": odd}}, "'a.odd'", "Odd")
+    uneven = torch.ones(world.rank + 1)
+    refused(
+        {"a": DTensor.from_local(uneven, mesh, [Shard(0)], run_check=False, shape=(10,), stride=(1,))}, "'a'", "(10,)"
+    )
+    old = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    refused({"model": torch.nn.Sequential(old)}, "'model'", "fully_shard")
+    refused({"m": torch.nn.Linear(2, 2, device="meta")}, "'m.weight'", "meta")
 
 
 # --- what ranks hold under one key and is not equal ------------------------------------------------------------------

@@ -16,7 +16,7 @@ help:
 	@echo 'make lint     formats, static checks, types, import rules, links (make fmt mends what it can)'
 	@echo 'make asan     C++ tests under the address and undefined-behaviour sanitizers'
 	@echo 'make tsan     C++ tests under the thread sanitizer'
-	@echo 'make crash    every point of the crash matrix and of the strace campaign'
+	@echo 'make crash    every point of the crash matrix and of the strace campaign, and every mutant'
 	@echo 'make bench    floors, peers and Unbroken side by side'
 	@echo 'make compat   Python tests on each supported version of torch'
 	@echo 'make docs     checks links, and writes the stub of the extension anew'

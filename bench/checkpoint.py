@@ -72,6 +72,7 @@ class Ours:
     def save(self) -> tuple[float, float]:
         """Seconds until the trainer goes on, and until the checkpoint is durable."""
         self.run.step()
+        floors.settle(self.root.parent)
         begin = time.perf_counter()
         save = self.run.save()
         blocked = time.perf_counter() - begin
@@ -93,7 +94,7 @@ class StockDcp:
 
     def save(self, state: dict[str, Any]) -> float:
         shutil.rmtree(self.root, ignore_errors=True)
-        os.sync()
+        floors.settle(self.root.parent)
         writer = dcp.FileSystemWriter(self.root, thread_count=2)
         return timed(lambda: dcp.save(state, storage_writer=writer, no_dist=True))[0]
 
@@ -110,7 +111,7 @@ class StockAsync:
 
     def save(self, state: dict[str, Any]) -> tuple[float, float]:
         shutil.rmtree(self.root, ignore_errors=True)
-        os.sync()
+        floors.settle(self.root.parent)
         writer = dcp.FileSystemWriter(self.root, thread_count=2)
         begin = time.perf_counter()
         future = dcp.async_save(state, storage_writer=writer, no_dist=True)

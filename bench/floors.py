@@ -55,10 +55,24 @@ def memcpy(target: Memory, source: Memory, threads: int) -> float:
     return time.perf_counter() - begin
 
 
+def settle(place: Path) -> None:
+    """Waits until what others left to the disk is done: writes, and discards of what was removed."""
+    os.sync()
+    device = place.stat().st_dev
+    stat = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    before = ""
+    for _ in range(100):
+        now = stat.read_text() if stat.exists() else ""
+        if now == before:
+            return
+        before = now
+        time.sleep(0.2)
+
+
 def write(path: Path, source: Memory, threads: int, block: int) -> float:
     """A new file with the bytes of `source`: fallocate, direct writes, fdatasync, and its directory's entry."""
     path.unlink(missing_ok=True)
-    os.sync()  # what earlier rounds left to write is not this one's
+    settle(path.parent)
     begin = time.perf_counter()
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _DIRECT, 0o644)
     os.posix_fallocate(file, 0, source.nbytes)

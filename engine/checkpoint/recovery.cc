@@ -8,8 +8,8 @@
 //   S3. takes the newest complete attempt on the branch that no life has refused, and checks that every file of its
 //       manifest is there with its length; one that is not is refused, with the reason, and the next older one is
 //       looked at;
-//   S4. creates the record of the new life, which names the choice and what was refused: so a bad checkpoint is never
-//       tried twice;
+//   S4. looks whether a newer start has taken a number since S1, and if so ends; creates the record of the new life,
+//       which names the choice and what was refused: so a bad checkpoint is never tried twice;
 //   S5. tells the ranks.
 // The ranks load, verify as they read, and report. If one found damage, all drop the checkpoint and the coordinator
 // goes through S1 to S5 again; if a store was unreachable, all stop.
@@ -250,16 +250,18 @@ Result<Start> Recovery::start_once(Deadline deadline) {
 
 Status Recovery::claim(const Catalog& catalog) {
   const std::uint64_t newest = newest_generation(catalog.generations);
-  if (last_claimed_ != 0 && newest > last_claimed_) {
-    return make_error(Code::kFenced,
-                      fmt::format("start from {}: {} has started meanwhile; only one start can own a run", store_.url(),
-                                  describe_life(store_, newest)));
-  }
+  if (last_claimed_ != 0 && newest > last_claimed_) return overtaken_by(newest);
   // One that this start has taken before, when the store then did not answer, is its own still.
   if (!claim_)
     claim_ = {.number = newest + 1, .life_id = random_hex(kLifeIdBytes), .host = options_.host, .time_ms = now_ms()};
   last_claimed_ = claim_->number;
   return claim_generation(store_, *claim_);
+}
+
+Error Recovery::overtaken_by(std::uint64_t newer) const {
+  return make_error(Code::kFenced,
+                    fmt::format("start from {}: {} has started meanwhile; only one start can own a run", store_.url(),
+                                describe_life(store_, newer)));
 }
 
 Error Recovery::nothing_to_load(const Choice& choice) const {
@@ -322,6 +324,9 @@ Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
   }
   start.refused = refused_;
   start.account = give_account(start, catalog, choice, store_);
+  // A start that slept since its claim may have chosen what a newer one made, and would be stopped at its first save.
+  UNBROKEN_ASSIGN(const auto numbers, list_generation_numbers(store_));
+  if (!numbers.empty() && numbers.back() > record.number) return overtaken_by(numbers.back());
   UNBROKEN_TRY(create_generation(store_, record));
   refused_.clear();
   claim_.reset();

@@ -80,6 +80,7 @@ class Recovery {
   Result<Catalog> read_patiently(Deadline deadline);
   Result<Catalog> read_settled(Deadline deadline);
   Status check_supported(const Catalog& catalog, const Choice& choice) const;
+  Error overtaken_by(std::uint64_t newer) const;
   Error nothing_to_load(const Choice& choice) const;
   Result<bool> judge_verdicts();
   std::string key(std::string_view what) const;

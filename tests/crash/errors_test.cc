@@ -152,7 +152,9 @@ std::string check_case(const Milestones& milestones, const Case& one, const Scen
     CrashDriver driver(store);
     driver.arm(place, one.fault);
     report = run_scenario(store, scenario);
-    if (!driver.reached()) return "the place was not reached";
+    // Whether a listing already sees what another rank is making is chance, and with it how often that is looked at.
+    const bool chance = !place.is_point() && !Operation{.name = place.what}.changes();
+    if (!driver.reached() && !chance) return "the place was not reached";
   }
   const Meaning meaning = meaning_of(milestones, one.index);
   if (auto wrong = check_reports(report, place, meaning, one.fault); !wrong.empty()) return wrong;

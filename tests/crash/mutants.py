@@ -145,7 +145,7 @@ MUTANTS = [
         GENERATION,
         '  UNBROKEN_TRY(store.sync_directory(""));\n  UNBROKEN_CRASH_POINT("generation.1',
         '  UNBROKEN_CRASH_POINT("generation.1',
-        "*CrashMatrix*",
+        "Steps*",
     ),
     Mutant(
         "claim_replaces_another",
@@ -209,6 +209,14 @@ MUTANTS = [
         RECOVERY,
         "    if (info.state == AttemptState::kComplete) {\n      // A marker",
         "    if (true) {\n      // A marker",
+        "Steps*",
+    ),
+    Mutant(
+        "overtaken_start_goes_on",
+        "start 4",
+        RECOVERY,
+        "  if (!numbers.empty() && numbers.back() > record.number) return overtaken_by(numbers.back());\n",
+        "",
         "Steps*",
     ),
     Mutant(

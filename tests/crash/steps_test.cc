@@ -29,6 +29,18 @@ class Steps : public testing::Test {
   LifeContext old_;
 };
 
+// G1, G5: the history is durable, its directory included, before anything is built on it.
+TEST_F(Steps, TheWholeHistoryIsDurableWhenAStartReturns) {
+  MemoryStore fresh;
+  FaultStore store(fresh);
+  ASSERT_TRUE(start_small(store));
+  ASSERT_TRUE(store.lose_unsynced(1, Loss::kAll));
+  const auto generations = list_generations(fresh);
+  ASSERT_TRUE(generations) << generations.error().message;
+  ASSERT_EQ(generations->size(), 1u);
+  EXPECT_TRUE(generations->front().record) << generations->front().error;
+}
+
 // G3: what older lives see of a claim must not vanish again while the start goes by it.
 TEST_F(Steps, TheClaimIsDurableBeforeTheStartLooks) {
   bool looked = false;
@@ -41,6 +53,21 @@ TEST_F(Steps, TheClaimIsDurableBeforeTheStartLooks) {
   });
   ASSERT_TRUE(start_small(store_));
   EXPECT_TRUE(looked);
+}
+
+// S4: a start that slept since its claim, and could choose what a newer one has made, records nothing.
+TEST_F(Steps, AStartThatIsOvertakenAfterItsClaimEndsThere) {
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    const bool claimed = memory_.stat(claim_path(2)).has_value() && !memory_.stat(claim_path(3));
+    if (claimed && operation.name == "list") fault.before = [&] { overtake(); };
+    return fault;
+  });
+  const auto start = start_small(store_);
+  ASSERT_FALSE(start);
+  EXPECT_EQ(start.error().code, Code::kFenced) << start.error().message;
+  EXPECT_FALSE(memory_.stat(generation_path(2)));
+  EXPECT_TRUE(memory_.stat(generation_path(3)));
 }
 
 // S3: a file that is missing is found before any rank begins to load.

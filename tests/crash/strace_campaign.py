@@ -2,10 +2,14 @@
 
 What we inject ourselves shares our blind spots, so here the engine is the one that is shipped and the fault comes from
 the kernel's side. A process that has imported torch and unbroken forks a child for each point; strace attaches to it
-and injects SIGKILL, EIO or ENOSPC at the n-th call of one system call that changes files. The child resumes a run that
-has three checkpoints, trains on, saves twice and retains. Afterwards two fresh starts, one after the other, must find
-the same checkpoint, at least as new as the newest that the child had reported durable, with exactly the state of that
-step.
+and injects a fault at the n-th call of one system call that changes files. The child resumes a run that has three
+checkpoints, trains on, saves twice and retains.
+
+- KILL, EIO, ENOSPC: afterwards two fresh starts, one after the other, must find the same checkpoint, at least as new as
+  the newest that the child had reported durable, with exactly the state of that step.
+- STOP, STOP-IDLE: the child is stopped there (SIGSTOP), the next start goes on from what it finds and saves (or, idle,
+  saves nothing), and then the child wakes. What it had still to do, a marker or a deletion, must change nothing: a
+  fresh start finds what the newest start had, and no step is called durable that the start after it gave up.
 
     python tests/crash/strace_campaign.py --all
     python tests/crash/strace_campaign.py --sample 10 --seed 7
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import collections
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -51,7 +56,7 @@ SYSCALLS = (
     "mkdirat",
     "mkdir",
 )
-FAULTS = ("KILL", "EIO", "ENOSPC")
+FAULTS = ("KILL", "EIO", "ENOSPC", "STOP", "STOP-IDLE")
 # What these cannot say: a name or a sync has no need of space.
 IMPOSSIBLE = {("ENOSPC", call) for call in ("unlinkat", "ftruncate")}
 FIRST_STEPS, STEPS, SAVE_EVERY, KEEP = 6, 4, 2, 2
@@ -67,7 +72,8 @@ class Point:
     fault: str
 
     def injection(self) -> str:
-        what = f"signal={self.fault}" if self.fault == "KILL" else f"error={self.fault}"
+        kind, _, _ = self.fault.partition("-")
+        what = f"signal={kind}" if kind in ("KILL", "STOP") else f"error={kind}"
         return f"inject={self.call}:{what}:when={self.when}"
 
 
@@ -76,10 +82,10 @@ def make_state() -> dict[str, torch.Tensor]:
     return {f"w{i}": torch.randn(40_000 + i, generator=generator) for i in range(4)}
 
 
-def train(state: dict[str, torch.Tensor], step: int) -> None:
-    """One step; the state after it is a function of the step's number."""
+def train(state: dict[str, torch.Tensor], step: int, life: int = 0) -> None:
+    """One step; the state after it is a function of the numbers of the steps, and of the lives that did them."""
     for i, tensor in enumerate(state.values()):
-        tensor.mul_(0.9).add_(float((step * 7 + i) % 11))
+        tensor.mul_(0.9).add_(float((step * 7 + i) % 11 + 100 * life))
 
 
 def digest(state: dict[str, torch.Tensor]) -> str:
@@ -98,22 +104,41 @@ def digests(steps: int) -> list[str]:
     return found
 
 
-def run(root: Path, report: Path, steps: int) -> None:
+@dataclass(frozen=True)
+class Event:
+    """What a life says of itself: what it resumed from, and each step that became durable."""
+
+    what: str
+    generation: int
+    step: int
+    digest: str
+
+
+def run(root: Path, report: Path, steps: int, *, life: int = 0, save_every: int = SAVE_EVERY) -> None:
     """The run: resumes, trains `steps` steps, saves, retains; says in `report` what became durable."""
     state = make_state()
     with unbroken.Checkpointer(root, state, keep=unbroken.Keep(last=KEEP), vote_timeout=SECONDS, signals=False) as run:
+
+        def say(what: str, step: int) -> None:
+            with report.open("a") as file:
+                file.write(json.dumps([what, run.generation, step, digest(state)]) + "\n")
+
         first = run.resume()
+        say("resumed", first)
         for step in range(first + 1, first + steps + 1):
-            train(state, step)
+            train(state, step, life)
             run.step()
-            if step % SAVE_EVERY == 0:
+            if step % save_every == 0:
                 try:
                     run.save().wait()
                 except unbroken.errors.Error:
                     logging.getLogger(__name__).info("a save failed", exc_info=True)
                     continue
-                with report.open("a") as file:
-                    file.write(f"{step}\n")
+                say("durable", step)
+
+
+def read_report(path: Path) -> list[Event]:
+    return [Event(*json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def resume(root: Path, answer: Path) -> None:
@@ -157,8 +182,10 @@ def await_exit(pid: int) -> int:
     raise TimeoutError(f"process {pid} hung")
 
 
-def traced(work: Callable[[], Any], log: Path, *expressions: str) -> int:
-    """Runs `work` in a child below strace; returns how it ended."""
+def traced(
+    work: Callable[[], Any], log: Path, *expressions: str, when_stopped: Callable[[], None] | None = None
+) -> int:
+    """Runs `work` in a child below strace; returns how it ended. When it stops, calls `when_stopped` and wakes it."""
     gate, opened = os.pipe()
 
     def begin() -> None:
@@ -175,6 +202,11 @@ def traced(work: Callable[[], Any], log: Path, *expressions: str) -> int:
     try:
         _await_tracer(pid, tracer)
         os.close(opened)
+        if when_stopped is not None and _await_stop(pid, log):
+            try:
+                when_stopped()
+            finally:
+                os.kill(pid, signal.SIGCONT)
         return await_exit(pid)
     finally:
         tracer.wait(timeout=SECONDS)
@@ -192,6 +224,18 @@ def _await_tracer(pid: int, tracer: subprocess.Popen[str]) -> None:
             raise RuntimeError(f"strace cannot attach: {tracer.stderr.read().strip()}")
         time.sleep(0.002)
     raise TimeoutError("strace did not attach")
+
+
+def _await_stop(pid: int, log: Path) -> bool:
+    """Whether it stopped; False when it ended without, as the call may come less often than in the run that counted."""
+    deadline = time.monotonic() + 2 * SECONDS
+    while time.monotonic() < deadline:
+        if log.exists() and "--- stopped by SIGSTOP ---" in log.read_text():
+            return True
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
+        time.sleep(0.002)
+    raise TimeoutError(f"process {pid} neither stopped nor ended")
 
 
 class Campaign:
@@ -227,13 +271,16 @@ class Campaign:
 
     def check(self, point: Point) -> str:
         """Injects the fault; returns how the victim ended. AssertionError says what did not hold."""
+        return self._check_stop(point) if point.fault.startswith("STOP") else self._check_fault(point)
+
+    def _check_fault(self, point: Point) -> str:
         name = f"{point.call}-{point.when}-{point.fault}"
         root, report, log = self._copy(name), self.place / f"{name}.report", self.place / f"{name}.log"
         code = traced(lambda: run(root, report, STEPS), log, f"trace={point.call}", point.injection())
         assert code != 3, "an exception that is not the engine's ended the run"
         if point.fault == "KILL":
             assert code in (-signal.SIGKILL, 0), f"the victim ended with {code}"
-        durable = max([FIRST_STEPS, *map(int, report.read_text().split())] if report.exists() else [FIRST_STEPS])
+        durable = max([FIRST_STEPS, *(event.step for event in read_report(report))])
         first, second = (self._resume(root, name) for _ in range(2))
         assert first["step"] >= durable, f"step {durable} was durable, the next start found {first['step']}"
         assert first["digest"] == self.expected[first["step"]], f"the state of step {first['step']} has other bits"
@@ -241,6 +288,36 @@ class Campaign:
         shutil.rmtree(root)
         log.unlink()
         return "killed" if code < 0 else "went on" if code == 0 else "stopped with an error"
+
+    def _check_stop(self, point: Point) -> str:
+        name = f"{point.call}-{point.when}-{point.fault}"
+        root, log = self._copy(name), self.place / f"{name}.log"
+        reports = [self.place / f"{name}.report{life}" for life in (0, 1)]
+        every = STEPS + 100 if point.fault == "STOP-IDLE" else SAVE_EVERY
+        taken: list[int] = []
+
+        def take_over() -> None:
+            taken.append(await_exit(fork(lambda: run(root, reports[1], STEPS, life=1, save_every=every))))
+
+        code = traced(
+            lambda: run(root, reports[0], STEPS),
+            log,
+            f"trace={point.call}",
+            point.injection(),
+            when_stopped=take_over,
+        )
+        assert code in (0, 1), f"the woken life ended with {code}"
+        assert taken in ([], [0]), f"the start after a stopped life ended with {taken}"
+        lives = sorted((events for path in reports if (events := read_report(path))), key=lambda e: e[0].generation)
+        for older, newer in itertools.pairwise(lives):
+            assert older[0].generation < newer[0].generation, f"two lives are generation {newer[0].generation}"
+            assert older[-1].step <= newer[0].step, f"step {older[-1].step} was called durable and then given up"
+        found = self._resume(root, name)
+        last = lives[-1][-1]
+        assert found == {"step": last.step, "digest": last.digest}, f"the next start found {found}, not {last}"
+        shutil.rmtree(root)
+        log.unlink()
+        return "did not stop" if not taken else "was fenced" if code else "went on to the end"
 
     def _resume(self, root: Path, name: str) -> dict[str, Any]:
         answer = self.place / f"{name}.answer"
@@ -286,7 +363,7 @@ def main() -> int:
                 failures += 1
                 print(f"FAILED {point}: {failure}", flush=True)
     for (fault, end), count in sorted(ends.items()):
-        print(f"{fault:7} {end:22} {count}")
+        print(f"{fault:9} {end:22} {count}")
     print(f"{len(chosen) - failures} passed, {failures} failed")
     return 1 if failures else 0
 

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cstring>
 #include <functional>
-#include <new>
 #include <optional>
 
 #include "base/crash_point.h"
@@ -72,29 +71,82 @@ struct ChunkRead {
   std::vector<Piece> pieces;
 };
 
-// Memory for one chunk, reused by a thread from call to call and aligned for direct I/O.
+// A block is checksummed right after it was read, while it is in the processor's cache.
+constexpr std::uint64_t kBlockBytes = 512 * 1024;
+// Shorter pieces go through a buffer, many at once: a system call costs more than copying them does.
+constexpr std::uint64_t kStraightBytes = 64 * 1024;
+
+// Memory for one block, reused by a thread from call to call.
 std::span<std::byte> bounce_buffer() {
-  struct Free {
-    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(kDirectAlignment)); }
-  };
-  thread_local const std::unique_ptr<std::byte, Free> memory(
-      static_cast<std::byte*>(::operator new(kChunkBytes, std::align_val_t(kDirectAlignment))));
-  return {memory.get(), kChunkBytes};
+  thread_local const auto memory = std::make_unique_for_overwrite<std::byte[]>(kBlockBytes);
+  return {memory.get(), kBlockBytes};
 }
 
-Status read_chunk(const ChunkRead& task, std::string_view attempt) {
+// Reads a chunk in order, each byte once: long pieces straight to where they go, and what lies between them through the
+// buffer. Pieces may overlap, as the targets of tied tensors do.
+class ChunkReading {
+ public:
+  explicit ChunkReading(ChunkRead& task) : task_(task), begin_(task.chunk * kChunkBytes) {
+    std::ranges::sort(task.pieces, {}, &Piece::offset);
+  }
+
+  // The checksum of the chunk's `bytes` bytes.
+  Result<std::uint32_t> run(std::uint64_t bytes) {
+    while (at_ < bytes) {
+      while (first_ < task_.pieces.size() && end_of(task_.pieces[first_]) <= at_) ++first_;
+      UNBROKEN_TRY(step(std::min(bytes, at_ + kBlockBytes)));
+    }
+    return crc_;
+  }
+
+ private:
+  static std::uint64_t end_of(const Piece& piece) { return piece.offset + piece.into.size(); }
+
+  // Reads one block, which ends at `end` at the latest.
+  Status step(std::uint64_t end) {
+    for (std::size_t i = first_; i < task_.pieces.size() && task_.pieces[i].offset < end; ++i) {
+      const Piece& piece = task_.pieces[i];
+      if (piece.into.size() < kStraightBytes || end_of(piece) <= at_) continue;
+      if (piece.offset > at_) {
+        end = piece.offset;
+        break;
+      }
+      const std::uint64_t bytes = std::min(end, end_of(piece)) - at_;
+      return read(piece.into.subspan(at_ - piece.offset, bytes), &piece);
+    }
+    return read(bounce_buffer().first(end - at_), nullptr);
+  }
+
+  // `target`: the piece that `memory` belongs to.
+  Status read(std::span<std::byte> memory, const Piece* target) {
+    UNBROKEN_TRY(read_patiently([&] { return task_.reader->read_at(begin_ + at_, memory); }));
+    crc_ = crc32c(memory, crc_);
+    const std::uint64_t end = at_ + memory.size();
+    for (std::size_t i = first_; i < task_.pieces.size() && task_.pieces[i].offset < end; ++i) {
+      const Piece& piece = task_.pieces[i];
+      const std::uint64_t from = std::max(at_, piece.offset);
+      const std::uint64_t to = std::min(end, end_of(piece));
+      if (&piece == target || from >= to) continue;
+      std::memcpy(piece.into.data() + (from - piece.offset), memory.data() + (from - at_), to - from);
+    }
+    at_ = end;
+    return {};
+  }
+
+  ChunkRead& task_;
+  const std::uint64_t begin_;  // of the chunk in the file
+  std::uint64_t at_ = 0;       // in the chunk
+  std::size_t first_ = 0;      // pieces before it are full
+  std::uint32_t crc_ = 0;
+};
+
+Status read_chunk(ChunkRead& task, std::string_view attempt) {
   const std::uint64_t begin = task.chunk * kChunkBytes;
   const std::uint64_t bytes = std::min(kChunkBytes, task.file->length - begin);
-  const bool in_place = task.pieces.size() == 1 && task.pieces.front().into.size() == bytes;
-  const auto memory = in_place ? task.pieces.front().into : bounce_buffer().first(bytes);
-  UNBROKEN_TRY(read_patiently([&] { return task.reader->read_at(begin, memory); }));
-  if (crc32c(memory) != task.file->chunk_crcs[task.chunk]) {
+  UNBROKEN_ASSIGN(const std::uint32_t crc, ChunkReading(task).run(bytes));
+  if (crc != task.file->chunk_crcs[task.chunk]) {
     return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
                                                   join_path(attempt, task.file->name), begin, begin + bytes));
-  }
-  if (!in_place) {
-    for (const auto& piece : task.pieces)
-      std::memcpy(piece.into.data(), memory.data() + piece.offset, piece.into.size());
   }
   return {};
 }
@@ -259,7 +311,8 @@ Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t
     for (const auto& file : part->files) {
       UNBROKEN_ASSIGN(const auto reader, open_checked(store_, attempt_, file));
       UNBROKEN_TRY(parallel_for(chunk_count(file.length), threads, [&](std::size_t chunk) -> Status {
-        UNBROKEN_TRY(read_chunk({reader.get(), &file, chunk, {}}, attempt_));
+        ChunkRead task{reader.get(), &file, chunk, {}};
+        UNBROKEN_TRY(read_chunk(task, attempt_));
         const std::uint64_t bytes = std::min(kChunkBytes, file.length - chunk * kChunkBytes);
         const std::uint64_t now = done.fetch_add(bytes) + bytes;
         if (progress) progress(now, total);

@@ -1,9 +1,10 @@
 // The commands of `unbroken`, one .cc each. They look and never change: nothing below a root is written, nothing that
-// was pickled is opened. Data goes to stdout, words to stderr. Each returns the exit code. The main thread.
+// was pickled is opened (but by export). Data goes to stdout, words to stderr. Each returns the exit code. The main thread.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace unbroken::cli {
@@ -37,5 +38,9 @@ struct WhyOptions {
   bool json = false;
 };
 int why(const WhyOptions& options);
+
+// `export`, which needs torch: becomes `python -m unbroken export`, with these arguments. It comes back only when there
+// is no Python.
+int export_weights(std::span<char* const> arguments);
 
 }  // namespace unbroken::cli

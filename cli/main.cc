@@ -2,7 +2,9 @@
 #include <charconv>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/terminal.h"
@@ -15,10 +17,10 @@ constexpr const char* kExitCodes =
     "  0  done; verify: every byte is what was written; why: a start would go on or begin\n"
     "  1  a check failed: damaged, not usable, or nothing there to check\n"
     "  2  the command line is wrong\n"
-    "  3  the root, or some of it, cannot be read\n"
+    "  3  the root, or some of it, cannot be read; export: OUT cannot be written\n"
     "\n"
     "Data goes to stdout, words to stderr. Colour on a terminal only; NO_COLOR turns it off.\n"
-    "Nothing is ever written to a root, and nothing that was pickled is opened.";
+    "Nothing is ever written to a root; nothing that was pickled is opened, but by export, which runs nothing in it.";
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -27,8 +29,10 @@ constexpr const char* kExamples =
     "  unbroken verify runs/7 --all           of all of them\n"
     "  unbroken verify runs/7/step-1200-g7-4f1c9a2e\n"
     "  unbroken why runs/7                    what each start chose, and what one would choose now\n"
+    "  unbroken export runs/7 models/7        its weights as safetensors\n"
     "  unbroken ls runs/7 --json | jq -r .newest_usable\n";
 
+constexpr const char* kExport = "export";
 constexpr const char* kRootHelp = "the directory that the run's Checkpointer was given";
 constexpr const char* kJsonHelp = "print JSON (docs/cli.md describes it)";
 
@@ -96,7 +100,10 @@ void add_why(CLI::App& app, WhyOptions& options) {
       "Example: unbroken why runs/7");
 }
 
-int run(int argc, const char* const* argv) {
+int run(int argc, char** argv) {
+  const std::span arguments(argv, static_cast<std::size_t>(argc));
+  // Its options, --help too, are Python's to read.
+  if (arguments.size() > 1 && std::string_view(arguments[1]) == kExport) return export_weights(arguments.subspan(2));
   CLI::App app("Looks after the checkpoints of a training run.", "unbroken");
   app.set_version_flag("--version", "unbroken " UNBROKEN_VERSION, "print the version");
   app.set_help_flag("-h,--help", "print this help");
@@ -109,6 +116,7 @@ int run(int argc, const char* const* argv) {
   add_ls(app, ls_options);
   add_verify(app, verify_options);
   add_why(app, why_options);
+  app.add_subcommand(kExport, "Write the weights of a checkpoint as safetensors, for Hugging Face tools (runs Python)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
         EXIT_STOPPED,
         Checkpointer,
         Every,
+        Export,
         Keep,
         Save,
         UnbrokenReader,
         UnbrokenWriter,
+        export_safetensors,
         load,
     )
 
@@ -30,6 +32,7 @@ __all__ = [
     "EXIT_STOPPED",
     "Checkpointer",
     "Every",
+    "Export",
     "Keep",
     "Save",
     "UnbrokenReader",
@@ -37,11 +40,23 @@ __all__ = [
     "__version__",
     "data",
     "errors",
+    "export_safetensors",
     "load",
 ]
 
 _MODULES = ("data", "errors")
-_CHECKPOINT = ("EXIT_STOPPED", "Checkpointer", "Every", "Keep", "Save", "UnbrokenReader", "UnbrokenWriter", "load")
+_CHECKPOINT = (
+    "EXIT_STOPPED",
+    "Checkpointer",
+    "Every",
+    "Export",
+    "Keep",
+    "Save",
+    "UnbrokenReader",
+    "UnbrokenWriter",
+    "export_safetensors",
+    "load",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from unbroken.checkpoint._checkpointer import Checkpointer, Loader, load
 from unbroken.checkpoint._dcp import UnbrokenReader, UnbrokenWriter
+from unbroken.checkpoint._export import Export, export_safetensors
 from unbroken.checkpoint._options import Every, Keep
 from unbroken.checkpoint._saves import Save, SaveStats, Stats
 from unbroken.checkpoint._signals import EXIT_STOPPED
@@ -10,6 +11,7 @@ __all__ = [
     "EXIT_STOPPED",
     "Checkpointer",
     "Every",
+    "Export",
     "Keep",
     "Loader",
     "Save",
@@ -17,5 +19,6 @@ __all__ = [
     "Stats",
     "UnbrokenReader",
     "UnbrokenWriter",
+    "export_safetensors",
     "load",
 ]

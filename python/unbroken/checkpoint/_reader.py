@@ -262,7 +262,8 @@ class CheckpointReader(Reading):
         self._read_and_copy(ranges, later)
 
     def _locate(self, item: ReadItem, slot: _engine.Slot) -> tuple[_Range, _Rows, list[tuple[int, int]] | None]:
-        """The bytes that hold what `item` asks for: whole rows of the saved piece, and which part of them (or all)."""
+        """The bytes that hold what `item` asks for: whole rows of the saved piece, and which part of them (or all). The
+        rows are of the first dimension in which it asks for more than one place."""
         saved = self.saved[item.storage_index.fqn].tensor
         assert saved is not None
         sizes = tuple(_chunk(saved, item.storage_index).sizes)
@@ -270,12 +271,15 @@ class CheckpointReader(Reading):
         if slot.data_length != math.prod(sizes) * itemsize:
             raise DamagedError(f"{self.attempt}: {item.storage_index.fqn!r} is not as long as .metadata says")
         begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-        first, count = (begin[0], lengths[0]) if sizes else (0, 1)
-        row = math.prod(sizes[1:]) * itemsize
-        one = _Range(slot.file, slot.offset + slot.data_offset + first * row, count * row, 0)
-        whole = lengths[1:] == sizes[1:]
-        part = None if whole else [(0, count), *zip(begin[1:], lengths[1:], strict=True)]
-        return one, _Rows((count, *sizes[1:]) if sizes else (), saved.properties.dtype), part
+        dim = next((dim for dim, length in enumerate(lengths) if length != 1), max(len(sizes) - 1, 0))
+        row = math.prod(sizes[dim + 1 :]) * itemsize
+        first = sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(begin[: dim + 1])) * itemsize
+        count = lengths[dim] if sizes else 1
+        one = _Range(slot.file, slot.offset + slot.data_offset + first, count * row, 0)
+        within = zip(begin[dim + 1 :], lengths[dim + 1 :], strict=True)
+        whole = lengths[dim + 1 :] == sizes[dim + 1 :]
+        part = None if whole else [*((0, n) for n in lengths[: dim + 1]), *within]
+        return one, _Rows((*lengths[: dim + 1], *sizes[dim + 1 :]), saved.properties.dtype), part
 
     def _read_and_copy(self, ranges: list[_Range], later: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._read(ranges)

@@ -273,7 +273,7 @@ MUTANTS = [
         RETENTION,
         "  Status unmarked = store.remove(join_path(name, kMarkerName));",
         "  Status unmarked;",
-        "*CrashMatrix*",
+        "Steps*",
     ),
     Mutant(
         "removal_of_the_marker_not_durable",
@@ -281,7 +281,7 @@ MUTANTS = [
         RETENTION,
         '  UNBROKEN_TRY(store.sync_directory(name));\n  UNBROKEN_CRASH_POINT("retention.3',
         '  UNBROKEN_CRASH_POINT("retention.3',
-        "*CrashMatrix*",
+        "Steps*",
     ),
     Mutant(
         "removal_not_durable",

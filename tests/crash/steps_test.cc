@@ -138,6 +138,23 @@ TEST_F(Steps, ALifeThatIsOvertakenDoesNotTakeBackWhatTheNewerOneWrote) {
   EXPECT_TRUE(is_retired(0));
 }
 
+// R3: stock DCP looks for `.metadata` alone, so no file goes while one could be seen, or could come back.
+TEST_F(Steps, TheMarkerIsGoneForGoodBeforeAnyFileGoes) {
+  bool removed = false;
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name != "remove_directory") return fault;
+    removed = true;
+    fault.before = [&] {
+      EXPECT_EQ(memory_.stat(join_path(names_[0], kMarkerName)).error().code, Code::kNotFound);
+      EXPECT_TRUE(store_.all_synced());
+    };
+    return fault;
+  });
+  ASSERT_TRUE(remove_attempt(store_, old_, names_[0]));
+  EXPECT_TRUE(removed);
+}
+
 // R4: a removal that was reported does not come undone.
 TEST_F(Steps, ARemovalIsDurable) {
   ASSERT_TRUE(remove_attempt(store_, old_, names_[0]));

@@ -75,6 +75,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s")
 
     torch.manual_seed(7)
+    # With three ranks and more, add find_unused_parameters=True if a restart must not change the last bit of a sum.
     model = DistributedDataParallel(Transformer().to(device))
     torch.manual_seed(7000 + rank)  # for dropout: each rank's own random numbers
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

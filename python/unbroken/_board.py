@@ -15,12 +15,18 @@ from unbroken.errors import InvalidArgumentError
 
 __all__ = ["AnyBoard", "TorchBoard", "make_board"]
 
+_PIECE_BYTES = 4 << 20
+_WHOLE, _PIECES = b"=", b"+"  # how a value begins
+
 
 class TorchBoard(_engine.Board):
     """A board over `store`. It polls: a wait that times out inside torch's store blocks its connection and prints.
 
     Two connections, one for the thread that made the board and one for all others, so that a step in the foreground
     never waits for what a save in the background asks.
+
+    TCPStore drops a connection that sends more than some MiB at once, and the plan of a rank with many tensors is that
+    long. So a long value is set in pieces, under names of their own, before its name is set to say how many there are.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -28,28 +34,52 @@ class TorchBoard(_engine.Board):
         self._owner = threading.get_ident()
         self._foreground = PrefixStore(prefix, _clone(store))
         self._background = PrefixStore(prefix, _clone(store))
+        self._pieces: dict[str, int] = {}  # of the long values that this rank has set or seen
 
     def _store(self) -> Any:
         return self._foreground if threading.get_ident() == self._owner else self._background
 
     def set(self, key: str, value: bytes) -> None:
-        self._store().set(key, value)
+        store = self._store()
+        if len(value) <= _PIECE_BYTES:
+            store.set(key, _WHOLE + value)
+            return
+        names = self._names(key, -(-len(value) // _PIECE_BYTES))
+        for i, name in enumerate(names):
+            store.set(name, value[i * _PIECE_BYTES : (i + 1) * _PIECE_BYTES])
+        store.set(key, _PIECES + str(len(names)).encode())
 
     def get(self, keys: list[str]) -> list[bytes | None]:
         store = self._store()
         present = _present(store, keys)
         values = iter(store.multi_get(present) if present else [])
         here = set(present)
-        return [bytes(next(values)) if key in here else None for key in keys]
+        return [self._joined(store, key, bytes(next(values))) if key in here else None for key in keys]
 
     def set_if_absent(self, key: str, value: bytes) -> bytes:
         # An empty expectation is met by a key that is not there, and by no other as no value is empty.
-        return bytes(self._store().compare_set(key, b"", value))
+        return self._joined(self._store(), key, bytes(self._store().compare_set(key, b"", _WHOLE + value)))
 
     def erase(self, keys: list[str]) -> None:
         store = self._store()
         for key in keys:
             store.delete_key(key)
+            for i in range(self._pieces.pop(key, 0)):
+                store.delete_key(_piece(key, i))
+
+    def _joined(self, store: Any, key: str, value: bytes) -> bytes:
+        if value.startswith(_WHOLE):
+            return value[len(_WHOLE) :]
+        return b"".join(store.get(name) for name in self._names(key, int(value[len(_PIECES) :])))
+
+    def _names(self, key: str, count: int) -> list[str]:
+        if count:
+            self._pieces[key] = count
+        return [_piece(key, i) for i in range(count)]
+
+
+def _piece(key: str, number: int) -> str:
+    return f"{key}#{number}"
 
 
 def _clone(store: Any) -> Any:

@@ -452,9 +452,12 @@ def _is_named(mapping: Any, path: Path) -> bool:
     for part in path:
         if not isinstance(node, Mapping) or is_object(node) or not node:
             return True
-        node = next((value for key, value in node.items() if str(key) == part), _ABSENT)
-        if node is _ABSENT:
+        found = node.get(part, _ABSENT)
+        if found is _ABSENT:  # keys that are no strings were saved as such
+            found = next((value for key, value in node.items() if not isinstance(key, str) and str(key) == part), found)
+        if found is _ABSENT:
             return False
+        node = found
     return True
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
@@ -117,6 +117,9 @@ class Reading(abc.ABC):
                 raise InvalidArgumentError(
                     f"load {self.attempt}: {key!r} was saved as {tuple(saved.size)} and is {tuple(target.shape)} here"
                 )
+            if len(saved.chunks) == 1 and saved.chunks[0].sizes == saved.size and not isinstance(target, DTensor):
+                yield _whole(key, saved), target  # what most are, at a tenth of the cost
+                continue
             if isinstance(target, DTensor):
                 local = target.to_local()
                 parts = [(box.offsets, box.sizes, box.of(local)) for box in boxes_of(key, target)]
@@ -147,6 +150,19 @@ class Reading(abc.ABC):
 def _path(noted: Any, key: str) -> Path:
     good = isinstance(noted, tuple) and noted and all(type(part) in (str, int) for part in noted)
     return noted if good else (key,)
+
+
+def _whole(key: str, saved: TensorStorageMetadata) -> ReadItem:
+    """All of a tensor that was saved in one piece."""
+    origin = torch.Size((0,) * len(saved.size))
+    return ReadItem(
+        type=LoadItemType.TENSOR,
+        dest_index=MetadataIndex(key, origin, 0),
+        dest_offsets=origin,
+        storage_index=MetadataIndex(key, saved.chunks[0].offsets, 0),
+        storage_offsets=origin,
+        lengths=saved.size,
+    )
 
 
 def tensor_in(key: str, stream: IO[bytes]) -> torch.Tensor:

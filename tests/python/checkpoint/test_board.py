@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from torch.distributed import TCPStore
+
+from unbroken import _engine
+from unbroken._board import TorchBoard
+
 SCRIPT = """
 import os
 import torch.distributed as dist
@@ -35,3 +41,41 @@ def test_rank_started_again_does_not_hear_the_dead(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["found [None]", "found [None]"]
+
+
+@pytest.fixture
+def server():
+    return TCPStore("127.0.0.1", 0, is_master=True)
+
+
+@pytest.fixture
+def boards(server):
+    """Those of two ranks."""
+    return TorchBoard(server, "test"), TorchBoard(TCPStore("127.0.0.1", server.port, is_master=False), "test")
+
+
+@pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 40 << 20])
+def test_a_value_of_any_length_reaches_the_other_rank(boards, size):
+    mine, theirs = boards
+    value = bytes(range(256)) * (size // 256) + b"+" * (size % 256)
+    mine.set("long", value)
+    mine.set("short", b"=")
+    assert _engine.board_wait(theirs, "short", 60) == b"="  # set() does not wait for the store's answer
+    assert theirs.get(["absent", "long", "short"]) == [None, value, b"="]
+    theirs.erase(["absent", "long"])
+    assert mine.get(["long", "short"]) == [None, b"="]
+
+
+def test_a_long_value_that_is_erased_leaves_nothing_behind(server, boards):
+    mine, theirs = boards
+    empty = server.num_keys()
+    mine.set("long", bytes(9 << 20))
+    assert _engine.board_wait(theirs, "long", 60) == bytes(9 << 20)
+    theirs.erase(["long"])
+    assert server.num_keys() == empty
+
+
+def test_of_two_that_set_a_key_both_hear_the_first(boards):
+    mine, theirs = boards
+    assert mine.set_if_absent("key", b"+first") == b"+first"
+    assert theirs.set_if_absent("key", b"second") == b"+first"

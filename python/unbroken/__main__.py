@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from unbroken import _engine, errors
 
@@ -81,8 +81,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Log(logging.Handler):
+    """Says what the package logs, while in a with."""
+
     def emit(self, record: logging.LogRecord) -> None:
         _say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("unbroken")
+        logger.addHandler(self)
+        logger.propagate = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("unbroken")
+        logger.removeHandler(self)
+        logger.propagate = True
 
 
 class _Progress:
@@ -188,9 +201,6 @@ def _export(arguments: Sequence[str]) -> int:
     except errors.Error as error:
         _fail(str(error), "ROOT is the directory that the run's Checkpointer was given, or that of one checkpoint")
         return _UNREADABLE
-    logger = logging.getLogger("unbroken")
-    logger.addHandler(_Log())
-    logger.propagate = False
     # torch is imported when the command line is known to be right.
     from unbroken.checkpoint._export import Exporter
     from unbroken.checkpoint._export_out import check_out
@@ -200,7 +210,7 @@ def _export(arguments: Sequence[str]) -> int:
     document = _document(exporter, options)
     if options.dry_run:
         if document["skipped"]:
-            _say(f"no tensors, so they would be skipped: {', '.join(document['skipped'])}")
+            _say(f"would be skipped, as no weights: {', '.join(document['skipped'])}")
     else:
         progress = _Progress(f"export {document['checkpoint']}")
         try:
@@ -220,7 +230,8 @@ def main(arguments: Sequence[str]) -> int:
         _fail("python -m unbroken has the command export only", "the other commands are those of `unbroken`")
         return _USAGE
     try:
-        return _export(arguments[1:])
+        with _Log():
+            return _export(arguments[1:])
     except errors.Error as error:
         kinds = type(error).__mro__
         hint = next((_HINTS[kind] for kind in kinds if kind in _HINTS), "")

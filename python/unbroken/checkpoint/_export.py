@@ -27,7 +27,7 @@ __all__ = ["Export", "Exporter", "Progress", "export_safetensors"]
 _logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 32 << 20  # read and written at once
 _SHOWN = 20
-_EXTRA_STATE = "_extra_state"
+_EXTRA_STATE = "_extra_state"  # torch's name for what a module keeps beside its weights, which may have tensors, too
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -41,7 +41,7 @@ class Export:
     files: tuple[str, ...]  # in `out`; the index, if any, last
     tensors: int
     bytes: int  # of the tensors; the index has it as total_size
-    skipped: tuple[str, ...]  # what is below `key` and no tensor, by its name in the checkpoint
+    skipped: tuple[str, ...]  # what is below `key` and no weight, by its name in the checkpoint
 
 
 def export_safetensors(
@@ -69,9 +69,9 @@ def export_safetensors(
     tensor has a file of its own. `out` is made when it is not there; other files in it are left alone.
 
     Every dtype that safetensors has is written bit for bit: bool, integers, float16, bfloat16, float32, float64,
-    float8, complex64. Tied weights are written under each name that the checkpoint has them under. What is no tensor (a
-    module's extra state) is skipped, logged and listed in the result. Where ranks had different values, those of the
-    lowest are exported, and a warning names them.
+    float8, complex64. Tied weights are written under each name that the checkpoint has them under. What is no tensor,
+    or a module's extra state, is skipped, logged and listed in the result. Where ranks had different values, those of
+    the lowest are exported, and a warning names them.
 
     Everything read of a checkpoint of Unbroken is verified first. In memory are at most 32 MiB of weights and what it
     takes to read them; of stock DCP's checkpoints, one tensor and one of its saved pieces. `out` changes when all files
@@ -114,7 +114,7 @@ class Exporter:
 
     def write(self, out: str, *, overwrite: bool, progress: Progress | None = None) -> Export:
         if self._skipped:
-            _logger.warning("export %s: no tensor, skipped: %s", self._reader.attempt, _listed(self._skipped))
+            _logger.warning("export %s: skipped, as no weights: %s", self._reader.attempt, _listed(self._skipped))
         self._tell_what_differed()
         shards = self.shards
         headers = [shard.header() for shard in shards]
@@ -122,7 +122,7 @@ class Exporter:
         index = index_of(shards) if len(shards) > 1 else b""
         total = sum(shard.data_bytes for shard in shards)
         left = total + sum(map(len, headers)) + len(index)
-        memory = torch.empty(max(map(_size, (b for *_, blocks in files for b in blocks)), default=0), dtype=torch.uint8)
+        memory = self._memory(max((_size(block) for *_, blocks in files for block in blocks), default=0))
         done = 0
         with Out(out, overwrite=overwrite) as place:
             for shard, header, blocks in files:
@@ -140,6 +140,15 @@ class Exporter:
                     append(index)
             place.publish()
         return self.result
+
+    def _memory(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"export {self._reader.attempt}: a tensor of {nbytes} bytes does not fit into memory, and those of "
+                "stock DCP are read whole"
+            ) from error
 
     @property
     def _limit(self) -> int | None:
@@ -195,11 +204,14 @@ def _choose(reader: Reading, key: str) -> tuple[list[Weight], tuple[str, ...]]:
     saved = {name: one for name, one in reader.saved.items() if not name.startswith(RESERVED)}
     weights: list[Weight] = []
     objects: list[str] = []
+    skipped: list[str] = []
     unfit: list[str] = []
     for name, one in saved.items():
         if not name.startswith(prefix):
             continue
-        if one.tensor is None:
+        if _EXTRA_STATE in name.split("."):
+            skipped.append(name)
+        elif one.tensor is None:
             objects.append(name)
         elif reason := _unfit(where, name, one.tensor):
             unfit.append(f"{name} ({reason})")
@@ -215,7 +227,7 @@ def _choose(reader: Reading, key: str) -> tuple[list[Weight], tuple[str, ...]]:
         raise InvalidArgumentError(
             f"{where}: there are no tensors {f'below {key!r}' if key else 'in it'}; {_known(saved)}"
         )
-    return weights, tuple(objects)
+    return weights, (*skipped, *objects)
 
 
 def _unfit(where: str, name: str, tensor: TensorStorageMetadata) -> str:
@@ -223,18 +235,17 @@ def _unfit(where: str, name: str, tensor: TensorStorageMetadata) -> str:
     dtype, layout = tensor.properties.dtype, tensor.properties.layout
     if not isinstance(dtype, torch.dtype) or not all(type(n) is int and n >= 0 for n in tensor.size):
         raise DamagedError(f"{where}: what .metadata says of {name!r} makes no sense")
+    if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) < math.prod(tensor.size):
+        raise DamagedError(f"{where}: the saved pieces of {name!r} do not fill it")
     if layout is not torch.strided:
         return str(layout).removeprefix("torch.")
     return "" if dtype in DTYPES else str(dtype).removeprefix("torch.")
 
 
 def _tensors_among(reader: Reading, objects: Sequence[str]) -> list[str]:
-    """Of the objects those that are weights, or could be: tensors that are more than their bytes are saved as objects.
-    A module's extra state is none, whatever it is."""
+    """Of the objects those that are weights or could be: a tensor that is more than its bytes is saved as an object."""
     found = []
     for name in objects:
-        if name.rpartition(".")[2] == _EXTRA_STATE:
-            continue
         try:
             value = reader.objects([name])[name]
         except InvalidArgumentError as error:

@@ -92,11 +92,13 @@ class Resume:
             if absent:
                 _logger.warning("rank %d: random number generators that are not here any more: %s", self._rank, absent)
             return
-        _rng.seed_from(self._seed, step, self._rank)
+        # Ranks that train the same samples, as those of one tensor-parallel group do, must draw the same numbers.
+        data_rank: int = getattr(self._loader, "dp_rank", self._rank)
+        _rng.seed_from(self._seed, step, data_rank)
         if self._rank == 0:
             _logger.warning(
                 "the checkpoint is of a world of %d, this one is of %d: the random numbers of each rank come from "
-                "(seed, step, rank). The samples of every batch are the same; what a rank draws is not",
+                "(seed, step, data-parallel rank). The samples of every batch are the same; what a rank draws is not",
                 self._saved_world_size,
                 self._world_size,
             )

@@ -4,6 +4,7 @@ SEED=... in the environment repeats the kills.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -257,6 +258,7 @@ def test_every_batch_has_the_samples_of_its_step_on_any_layout(
         assert sorted(samples) == sorted(plain[step].samples)
         seen.update((plain[step].epoch, sample) for sample in samples)
     assert set(seen.values()) == {1}
+    assert_peers_draw_the_same_numbers(undisturbed(name), PEERS.get(name, 1))
 
 
 @pytest.mark.slow
@@ -280,16 +282,29 @@ def test_plain_model_loads_what_was_sharded(name: str, undisturbed: Callable[[st
 
 
 @pytest.mark.slow
-def test_plain_example_goes_on_from_what_fsdp2_saved(undisturbed: Callable[[str], Training], tmp_path: Path) -> None:
-    sharded = undisturbed("fsdp2")
-    training = Training("plain", tmp_path, steps=STEPS + EVERY)
-    shutil.copytree(sharded.root, training.root)
+@pytest.mark.parametrize(("before", "after"), [("fsdp2", "plain"), ("plain", "fsdp2_tp")])
+def test_example_goes_on_from_what_another_layout_saved(
+    before: str, after: str, undisturbed: Callable[[str], Training], tmp_path: Path
+) -> None:
+    training = Training(after, tmp_path, steps=STEPS + EVERY)
+    shutil.copytree(undisturbed(before).root, training.root)
     training.run([])
     assert f"generation 2 goes on from step {STEPS}" in training.log.read_text()
-    lines = training.lines()[0]
-    assert [line.step for line in lines] == list(range(STEPS + 1, STEPS + EVERY + 1))
-    before = [rank[step] for rank in map(surviving, sharded.lines()) for step in range(1, STEPS + 1)]
-    epoch = lines[0].epoch
-    trained = Counter(sample for line in [*before, *lines] if line.epoch == epoch for sample in line.samples)
+    peers = PEERS.get(after, 1)
+    lines = training.lines()[::peers]
+    for rank in lines:
+        assert [line.step for line in rank] == list(range(STEPS + 1, STEPS + EVERY + 1))
+    history = [line for rank in undisturbed(before).lines() for line in rank]
+    epoch = lines[0][0].epoch
+    trained = Counter(n for line in itertools.chain(history, *lines) if line.epoch == epoch for n in line.samples)
     assert set(trained.values()) == {1}
     assert len(trained) > BATCH * EVERY
+    assert_peers_draw_the_same_numbers(training, peers)
+
+
+def assert_peers_draw_the_same_numbers(training: Training, peers: int) -> None:
+    """Else the copies that tensor-parallel peers have of a weight would grow apart, and nothing would say so."""
+    state = whole(training.root)
+    drawn = [state[f"rng/rank_{rank:05d}/torch"] for rank in range(training.ranks)]
+    for a, b in itertools.combinations(range(training.ranks), 2):
+        assert same(drawn[a], drawn[b]) == (a // peers == b // peers)

@@ -46,14 +46,15 @@ std::vector<Problem> merge(std::vector<Problem> chunks) {
 
 class Check {
  public:
-  Check(Store& store, AttemptReader& reader, const Progress& progress)
-      : store_(store), reader_(reader), progress_(progress) {
+  Check(Store& store, AttemptReader& reader, const PlainNames& names, const Progress& progress)
+      : store_(store), reader_(reader), names_(names), progress_(progress) {
     for (const auto& part : reader.manifest().parts) all_bytes_ += part.data_bytes;
   }
 
   CheckReport run() && {
-    if (const auto metadata = reader_.metadata(); !metadata) add(whole_file(kMarkerName, metadata.error()));
+    if (const auto metadata = reader_.metadata(); !metadata) add(whole_file(names_.marker, metadata.error()));
     for (std::uint64_t rank = 0; rank < reader_.manifest().parts.size(); ++rank) {
+      if (!reader_.manifest().parts[rank].present()) continue;  // it saved nothing here
       const auto part = reader_.part(rank);
       if (!part) {
         add(whole_file(part_name(rank), part.error()));
@@ -113,6 +114,7 @@ class Check {
 
   Store& store_;
   AttemptReader& reader_;
+  const PlainNames& names_;
   const Progress& progress_;
   std::uint64_t all_bytes_ = 0;
   std::atomic<std::uint64_t> done_bytes_{0};
@@ -125,10 +127,11 @@ bool Problem::is_damage() const {
   return code == Code::kDamaged || code == Code::kNotFound || code == Code::kIo || code == Code::kInvalidArgument;
 }
 
-CheckReport check_every_byte(Store& store, const std::string& attempt, const Progress& progress) {
-  const auto reader = AttemptReader::open(store, attempt);
-  if (!reader) return {.problems = {whole_file(kManifestName, reader.error())}};
-  return Check(store, **reader, progress).run();
+CheckReport check_every_byte(Store& store, const std::string& attempt, const PlainNames& names,
+                             const Progress& progress) {
+  const auto reader = AttemptReader::open(store, attempt, names.manifest, names.marker);
+  if (!reader) return {.problems = {whole_file(names.manifest, reader.error())}};
+  return Check(store, **reader, names, progress).run();
 }
 
 }  // namespace unbroken::cli

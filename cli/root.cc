@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/recovery.h"
+#include "cli/foreign.h"
 #include "cli/terminal.h"
 
 namespace unbroken::cli {
@@ -245,7 +246,8 @@ std::optional<AttemptPath> attempt_path(Store& store) {
   if (slash == std::string::npos || slash + 1 == whole.size()) return std::nullopt;
   AttemptPath path{.parent = slash == 0 ? "/" : whole.substr(0, slash), .name = whole.substr(slash + 1)};
   const bool is_attempt = is_there(kMarkerName) || is_there(kManifestName) || parse_attempt_directory(path.name);
-  if (!is_attempt) return std::nullopt;
+  const auto alone = markers_of_ranks(store, "");
+  if (!is_attempt && (!alone || alone->empty())) return std::nullopt;
   return path;
 }
 

@@ -2,10 +2,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/bytes.h"
 #include "cli/check.h"
 #include "cli/command.h"
+#include "cli/foreign.h"
 #include "cli/root.h"
 #include "cli/terminal.h"
 
@@ -53,11 +55,59 @@ struct Target {
 };
 
 // Without checksums, this is what can be said.
-std::string describe_foreign(const AttemptInfo& info) {
+std::string describe_form(const FormReport& form, std::string_view marker) {
+  const std::string unknown = form.unknown == 0 ? "" : fmt::format(", except for {} of no known form", form.unknown);
   return fmt::format(
-      "a DCP checkpoint that Unbroken did not write: its marker {} is there, with {} files and {}; it has "
-      "no checksums to verify",
-      kMarkerName, info.files, format_bytes(info.bytes));
+      "a DCP checkpoint that Unbroken did not write: its marker {} is there and no file is cut off{}, shard files: {} "
+      "of "
+      "{}; it has no checksums to verify their bytes by, and the marker, a pickle, is not opened",
+      marker, unknown, form.files, format_bytes(form.bytes));
+}
+
+// What the problems come to.
+void judge(Verified& result) {
+  const auto& problems = result.report.problems;
+  const auto damage = std::find_if(problems.begin(), problems.end(), [](const auto& p) { return p.is_damage(); });
+  if (damage != problems.end()) {
+    result.verdict = Verdict::kDamaged;
+    result.reason = damage->reason;
+  } else if (!problems.empty()) {
+    result.verdict = Verdict::kUnreadable;
+    result.reason = problems.front().reason;
+  }
+}
+
+void check_bytes(Store& store, const PlainNames& names, Verified& result) {
+  ProgressLine line("verify " + result.row.info.name);
+  CheckReport report = check_every_byte(store, result.row.info.name, names,
+                                        [&](std::uint64_t done, std::uint64_t all) { line.update(done, all); });
+  result.report.bytes += report.bytes;
+  result.report.files += report.files;
+  std::move(report.problems.begin(), report.problems.end(), std::back_inserter(result.report.problems));
+}
+
+void check_stock(Store& store, const std::string& marker, const std::string& of, Verified& result) {
+  FormReport form = check_form(store, result.row.info.name, marker, of);
+  result.verdict = Verdict::kNotVerified;
+  result.reason = describe_form(form, marker);
+  std::move(form.problems.begin(), form.problems.end(), std::back_inserter(result.report.problems));
+}
+
+// Each of them is a checkpoint of its own, in one directory.
+void check_ranks_alone(Store& store, const std::vector<RankMarker>& ranks, Verified& result) {
+  AttemptInfo& info = result.row.info;
+  info.state = AttemptState::kForeign;
+  info.has_marker = true;
+  info.reason = fmt::format("{} ranks saved alone here (use_collectives=False)", ranks.size());
+  result.verdict = Verdict::kVerified;
+  for (const auto& [rank, has_manifest] : ranks) {
+    const PlainNames names = PlainNames::of_rank(rank);
+    if (has_manifest)
+      check_bytes(store, names, result);
+    else
+      check_stock(store, names.marker, fmt::format("__{}_", rank), result);
+  }
+  judge(result);
 }
 
 Verified verify_row(Store& store, Row row) {
@@ -69,26 +119,30 @@ Verified verify_row(Store& store, Row row) {
     return std::move(result);
   };
   if (result.row.unreadable) return without_check(Verdict::kUnreadable, result.row.unreadable->message);
+  if (info.state == AttemptState::kIncomplete && !info.has_marker) {
+    const auto ranks = markers_of_ranks(store, info.name);
+    if (!ranks) return without_check(Verdict::kUnreadable, ranks.error().message);
+    if (!ranks->empty()) {
+      check_ranks_alone(store, *ranks, result);
+      return result;
+    }
+  }
   switch (info.state) {
-    case AttemptState::kForeign: return without_check(Verdict::kNotVerified, describe_foreign(info));
     case AttemptState::kIncomplete:
     case AttemptState::kRetired:
     case AttemptState::kUnsupported: return without_check(Verdict::kNotVerified, info.reason);
+    case AttemptState::kForeign:
+      if (info.manifest) break;
+      check_stock(store, std::string(kMarkerName), "__", result);
+      judge(result);
+      return result;
     case AttemptState::kComplete:
     case AttemptState::kOrphan:
     case AttemptState::kDamaged: break;
   }
-  ProgressLine line("verify " + info.name);
-  result.report =
-      check_every_byte(store, info.name, [&](std::uint64_t done, std::uint64_t all) { line.update(done, all); });
-  const auto& problems = result.report.problems;
-  const auto damage = std::find_if(problems.begin(), problems.end(), [](const auto& p) { return p.is_damage(); });
-  if (damage != problems.end()) {
-    result.verdict = Verdict::kDamaged;
-    result.reason = damage->reason;
-  } else if (!problems.empty()) {
-    result.verdict = Verdict::kUnreadable;
-    result.reason = problems.front().reason;
+  check_bytes(store, PlainNames(), result);
+  if (!result.report.problems.empty()) {
+    judge(result);
   } else if (info.state == AttemptState::kDamaged) {
     // Each file is right, and the whole is not: a directory that was renamed.
     result.verdict = Verdict::kDamaged;
@@ -113,8 +167,12 @@ void print_text(const Verified& verified) {
     print(fmt::format("  {}: {}\n", printable(problem.file), printable(problem.reason)));
   }
   std::fflush(stdout);
-  if (verified.row.info.state == AttemptState::kOrphan) {
-    say(fmt::format("{} is an orphan, no start will choose it: {}", verified.row.info.name, verified.row.info.reason));
+  const AttemptInfo& info = verified.row.info;
+  if (info.state == AttemptState::kOrphan) {
+    say(fmt::format("{} is an orphan, no start will choose it: {}", info.name, info.reason));
+  }
+  if (info.state == AttemptState::kForeign && verified.verdict == Verdict::kVerified) {
+    say(fmt::format("{}: {}", info.name, info.reason));
   }
 }
 
@@ -269,8 +327,9 @@ int verify(const VerifyOptions& options) {
     print_json({{"root", target->store->url()}, {"ok", exit_code == kOk}, {"attempts", std::move(attempts)}});
   }
   if (options.all) say(count_verdicts(results));
-  const bool damaged =
-      std::any_of(results.begin(), results.end(), [](const auto& r) { return r.verdict == Verdict::kDamaged; });
+  const bool damaged = std::any_of(results.begin(), results.end(), [](const auto& r) {
+    return r.verdict == Verdict::kDamaged && r.row.info.state != AttemptState::kForeign;
+  });
   if (damaged)
     say_hint("a start that meets the damage falls back to the next older checkpoint; `unbroken why` says to which");
   return exit_code;

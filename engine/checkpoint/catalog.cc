@@ -97,7 +97,10 @@ Status inspect_committed(Store& store, const Sizes& sizes, std::span<const Gener
     set_state(info, verdict.on_branch ? AttemptState::kComplete : AttemptState::kOrphan, verdict.reason);
   } else {
     info.on_branch = false;
-    set_state(info, AttemptState::kForeign, "a whole checkpoint that is no attempt of this run: a copy, or another's");
+    set_state(info, AttemptState::kForeign,
+              info.manifest->run_id.empty()
+                  ? "a whole checkpoint that belongs to no run: a DCP drop-in wrote it"
+                  : "a whole checkpoint that is no attempt of this run: a copy, or another's");
   }
   return {};
 }

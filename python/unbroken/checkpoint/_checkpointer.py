@@ -83,12 +83,13 @@ class Checkpointer:
     loader: gives the batches for batches(); its place is saved and restored with the state.
     every: when a save is due; None: only by save() and at the end of batches().
     keep: which checkpoints stay; None: all.
-    seed: from which the random numbers of each rank come when the world has another size than the one that saved.
+    seed: from which the random numbers of each rank come when the world has another size or another layout than the one
+        that saved.
     strict: refuse a checkpoint that lacks something of the state, has more, or other shapes; False leaves those parts
         as they are, and says so.
     allow_fresh: start from step 0 although something is there that cannot be loaded.
     process_group: the ranks that save together; all of them by default.
-    mesh: recorded with each checkpoint.
+    mesh: recorded with each checkpoint. A resume on another mesh of as many ranks draws new random numbers.
     vote_timeout: seconds that a save waits for a late rank before it fails, naming it.
     signals: SIGTERM and SIGUSR1 save at the end of a step that the ranks agree on and then raise SystemExit(75). A
         second signal ends the process at once.
@@ -130,7 +131,9 @@ class Checkpointer:
         self._seed = seed
         self._strict = strict
         self._allow_fresh = allow_fresh
-        self._mesh = json.dumps(None if mesh is None else {"shape": list(mesh.shape), "names": mesh.mesh_dim_names})
+        self._layout: dict[str, Any] = {"dp_size": getattr(loader, "dp_size", None)}
+        if mesh is not None:
+            self._layout |= {"shape": list(mesh.shape), "names": list(mesh.mesh_dim_names or ())}
         self._vote_timeout = vote_timeout
         self._start_timeout = start_timeout
         self._signals = StopSignals() if signals else None
@@ -341,6 +344,7 @@ class Checkpointer:
             self._loader,
             rank=self._rank,
             world_size=self._world_size,
+            layout=self._layout,
             seed=self._seed,
             strict=self._strict,
         )
@@ -513,7 +517,7 @@ class Checkpointer:
                 structure=plan.digest if plan is not None else "",
                 object_slots=image.object_slots if image is not None else None,
                 metadata=(lambda slots: arena.metadata(plan, slots)) if self._rank == 0 and plan else None,
-                mesh=self._mesh,
+                mesh=json.dumps(self._layout),
                 loader=loader,
                 versions=versions(),
                 failure=failure,

@@ -44,6 +44,7 @@ class Resume:
         *,
         rank: int,
         world_size: int,
+        layout: dict[str, Any],
         seed: int,
         strict: bool,
     ) -> None:
@@ -53,11 +54,13 @@ class Resume:
         self._loader = loader
         self._rank = rank
         self._world_size = world_size
+        self._layout = layout
         self._seed = seed
         self._strict = strict
         self._applied = False  # something of the state was changed
-        self._rng: dict[str, torch.Tensor] | None = None  # None: the checkpoint is of a world of another size
+        self._rng: dict[str, torch.Tensor] | None = None  # None: the checkpoint is of another world or layout
         self._saved_world_size = 0
+        self._changed = ""  # how this world differs from the one that saved
 
     def run(self, *, step: int | None, allow_fresh: bool, timeout: float) -> _engine.Start:
         recovery = _engine.Recovery(
@@ -97,10 +100,9 @@ class Resume:
         _rng.seed_from(self._seed, step, data_rank)
         if self._rank == 0:
             _logger.warning(
-                "the checkpoint is of a world of %d, this one is of %d: the random numbers of each rank come from "
-                "(seed, step, data-parallel rank). The samples of every batch are the same; what a rank draws is not",
-                self._saved_world_size,
-                self._world_size,
+                "the checkpoint is of %s: the random numbers of each rank come from (seed, step, data-parallel rank). "
+                "The samples of every batch are the same; what a rank draws is not",
+                self._changed or "a world without random numbers",
             )
 
     def _try(self, start: _engine.Start) -> tuple[str, Exception | None]:
@@ -124,6 +126,7 @@ class Resume:
         place = reader.manifest.get("loader")
         self._check_loader(attempt, place)
         self._saved_world_size = int(reader.manifest["world_size"])
+        self._changed = self._difference(reader.manifest)
         own = self._rank if self._saved_world_size == self._world_size else None
         load = Load(reader, self._state, strict=self._strict, whole=True, own=own, tell=self._rank == 0)
         load.plan()
@@ -133,10 +136,21 @@ class Resume:
         self._applied = True
         load.apply()
 
+    def _difference(self, manifest: dict[str, Any]) -> str:
+        """Where ranks that now share a batch may have had numbers of their own. Empty: the world is as it was."""
+        if self._saved_world_size != self._world_size:
+            return f"a world of {self._saved_world_size}, this one is of {self._world_size}"
+        saved = manifest.get("mesh") or {}
+        for name, what in (("shape", "mesh of shape"), ("names", "mesh of"), ("dp_size", "data-parallel size")):
+            there, here = saved.get(name), self._layout.get(name)
+            if there is not None and here is not None and there != here:
+                return f"{what} {there}, this one is of {here}"
+        return ""
+
     def _read_rng(self, reader: CheckpointReader) -> dict[str, torch.Tensor] | None:
         mine = rng_prefix(self._rank)
         saved = {key: one for key, one in reader.saved.items() if key.startswith(mine) and one.tensor is not None}
-        if not saved or self._saved_world_size != self._world_size:
+        if not saved or self._changed:
             return None
         read = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in saved.items()}
         reader.tensors(read)

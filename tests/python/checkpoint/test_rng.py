@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import unbroken
 from unbroken import _rng
 
 
@@ -55,3 +56,24 @@ def test_derived_seeds_differ_by_step_rank_and_generator():
 def test_a_device_that_is_gone_is_named():
     state = _rng.capture() | {"cuda_99": torch.zeros(16, dtype=torch.uint8)}
     assert _rng.restore(state) == ["cuda_99"]
+
+
+@pytest.mark.parametrize(("saved", "now"), [(2, 2), (2, 1)])
+def test_another_layout_of_as_many_ranks_draws_new_numbers(tmp_path, saved, now, caplog):
+    """Where ranks share a batch that did not before, as under tensor parallelism, numbers of their own would differ."""
+
+    def start(dp_size):
+        loader = unbroken.data.DataLoader(range(100), global_batch_size=4, seed=1, dp_rank=0, dp_size=dp_size)
+        return unbroken.Checkpointer(tmp_path, {"x": torch.zeros(3)}, loader=loader, seed=5, signals=False)
+
+    with start(saved) as run:
+        for _ in run.batches(until=2):
+            torch.rand(7)
+        drawn = torch.get_rng_state()
+    torch.manual_seed(0)
+    with start(now) as run:
+        assert run.resume() == 2
+        here = torch.get_rng_state()
+    _rng.seed_from(5, 2, 0)
+    assert torch.equal(here, drawn if saved == now else torch.get_rng_state())
+    assert ("data-parallel size 2, this one is of 1" in caplog.text) == (saved != now)

@@ -167,6 +167,8 @@ class Exporter:
 
     def _tell_what_differed(self) -> None:
         """As load() does: the values that ranks had otherwise than the lowest are small, and kept apart."""
+        if not isinstance(self._reader, CheckpointReader):
+            return
         exported = {weight.key: weight for weight in self._weights}
         found: dict[str, None] = {}
         for key in filter(is_values_key, self._reader.saved):

@@ -208,7 +208,10 @@ void bind_recovery(nb::module_& module) {
             return refused;
           },
           "(attempt, reason) of each checkpoint that this start refused.")
-      .def_ro("account", &Start::account, "What was chosen and why, in sentences.");
+      .def_ro("account", &Start::account, "What was chosen and why, in sentences.")
+      .def_prop_ro(
+          "warnings", [](const Start& self) { return self.warnings; },
+          "What the user must hear of although the start went well.");
   nb::class_<RecoveryHandle>(module, "Recovery", "One start of a run, on one rank. The training thread only.")
       .def(
           "__init__",

@@ -69,7 +69,8 @@ std::string encode_start(const Start& start) {
                {"attempt", start.attempt},
                {"manifest", start.manifest},
                {"refused", std::move(refused)},
-               {"account", start.account}});
+               {"account", start.account},
+               {"warnings", start.warnings}});
 }
 
 Result<Start> decode_start(std::string_view text) {
@@ -87,15 +88,19 @@ Result<Start> decode_start(std::string_view text) {
               .attempt = fields.text("attempt"),
               .manifest = fields.text("manifest"),
               .refused = {},
-              .account = fields.text("account")};
+              .account = fields.text("account"),
+              .warnings = {}};
   UNBROKEN_TRY(fields.finish());
   for (const auto& entry : note.value("refused", json::array())) {
     start.refused.push_back({entry.at(0).get<std::string>(), entry.at(1).get<std::string>()});
   }
+  for (const auto& entry : note.value("warnings", json::array()))
+    start.warnings.push_back(entry.get<std::string>());
   return start;
 }
 
-std::string give_account(const Start& start, const Catalog& catalog, const Choice& choice, const Store& store) {
+std::string give_account(const Start& start, const Catalog& catalog, const Choice& choice, bool asked_for,
+                         const Store& store) {
   std::string account;
   if (start.fresh) {
     account = fmt::format("generation {} starts fresh at step 0: no checkpoint was ever complete in {}",
@@ -105,10 +110,12 @@ std::string give_account(const Start& start, const Catalog& catalog, const Choic
   } else {
     account =
         fmt::format("generation {} goes on from step {} ({}), {}", start.generation, start.key.step, start.attempt,
-                    choice.attempt == 0 ? "the newest checkpoint" : "the newest usable checkpoint on the branch");
+                    asked_for             ? "as asked for"
+                    : choice.attempt == 0 ? "the newest checkpoint"
+                                          : "the newest usable checkpoint on the branch");
   }
   for (const auto& refusal : start.refused) account += fmt::format("; refused {}: {}", refusal.attempt, refusal.reason);
-  if (!start.fresh) {
+  if (!start.fresh && !asked_for) {
     for (std::size_t i = 0; i < choice.attempt; ++i) {
       const AttemptInfo& passed = catalog.attempts[i];
       const bool refused = std::any_of(start.refused.begin(), start.refused.end(),
@@ -121,6 +128,25 @@ std::string give_account(const Start& start, const Catalog& catalog, const Choic
     account += "; this store cannot create a file only if it is absent: two starts at once are detected, not prevented";
   }
   return account;
+}
+
+// What the user must hear of although the start goes well.
+std::vector<std::string> warn(const Start& start, const Catalog& catalog) {
+  std::vector<std::string> warnings;
+  for (const auto& entry : catalog.generations) {
+    if (entry.record || entry.claim_only || entry.number == start.generation) continue;
+    warnings.push_back(
+        fmt::format("the record of generation {} cannot be read, so a checkpoint that it gave up counts again: {}",
+                    entry.number, entry.error));
+  }
+  if (!start.fresh) return warnings;
+  for (const auto& info : catalog.attempts) {
+    if (info.state != AttemptState::kForeign) continue;
+    warnings.push_back(fmt::format(
+        "{} is a checkpoint that Unbroken did not write, so this run does not go on from it; unbroken.load() reads it",
+        info.name));
+  }
+  return warnings;
 }
 
 }  // namespace
@@ -234,6 +260,7 @@ Result<Start> Recovery::coordinate() {
 
 Result<Start> Recovery::start_once(Deadline deadline) {
   UNBROKEN_ASSIGN(Catalog catalog, read_settled(deadline));
+  if (catalog.generations.empty()) UNBROKEN_TRY(check_root());
   const Choice first = choose(catalog, refused_, options_);
   UNBROKEN_TRY(check_supported(catalog, first));
   if (first.kind == Choice::Kind::kNothing && refused_.empty()) return nothing_to_load(first);
@@ -246,6 +273,16 @@ Result<Start> Recovery::start_once(Deadline deadline) {
   UNBROKEN_CRASH_POINT("start.4.recorded");
   if (choice.kind == Choice::Kind::kNothing) return nothing_to_load(choice);
   return start;
+}
+
+// A directory that is a checkpoint itself does not become a run's root.
+Status Recovery::check_root() const {
+  const auto marker = store_.stat(kMarkerName);
+  if (!marker) return marker.error().code == Code::kNotFound ? Status() : Status(marker.error());
+  return make_error(Code::kInvalidArgument,
+                    fmt::format("start from {}: it is one checkpoint ({} is in it), not a run's root; give the run a "
+                                "directory of its own; unbroken.load() reads this one",
+                                store_.url(), kMarkerName));
 }
 
 Status Recovery::claim(const Catalog& catalog) {
@@ -323,7 +360,8 @@ Result<Start> Recovery::record(const Catalog& catalog, const Choice& choice) {
     record.origin.kind = Origin::Kind::kNone;
   }
   start.refused = refused_;
-  start.account = give_account(start, catalog, choice, store_);
+  start.account = give_account(start, catalog, choice, options_.step.has_value(), store_);
+  start.warnings = warn(start, catalog);
   // A start that slept since its claim may have chosen what a newer one made, and would be stopped at its first save.
   UNBROKEN_ASSIGN(const auto numbers, list_generation_numbers(store_));
   if (!numbers.empty() && numbers.back() > record.number) return overtaken_by(numbers.back());

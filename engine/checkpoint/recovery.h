@@ -42,7 +42,8 @@ struct Start {
   std::string attempt{};   // its directory; "" when fresh
   std::string manifest{};  // the body of its manifest's root; "" when fresh
   std::vector<Refusal> refused{};
-  std::string account{};  // what was chosen and why, in sentences
+  std::string account{};                // what was chosen and why, in sentences
+  std::vector<std::string> warnings{};  // what the user must hear of although the start went well
 };
 
 enum class Verdict {
@@ -80,6 +81,7 @@ class Recovery {
   Result<Catalog> read_patiently(Deadline deadline);
   Result<Catalog> read_settled(Deadline deadline);
   Status check_supported(const Catalog& catalog, const Choice& choice) const;
+  Status check_root() const;
   Error overtaken_by(std::uint64_t newer) const;
   Error nothing_to_load(const Choice& choice) const;
   Result<bool> judge_verdicts();

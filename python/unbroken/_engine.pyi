@@ -404,6 +404,10 @@ class Start:
     def account(self) -> str:
         """What was chosen and why, in sentences."""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user must hear of although the start went well."""
+
 class Recovery:
     """One start of a run, on one rank. The training thread only."""
 

@@ -98,6 +98,14 @@ MUTANTS = [
         "*CrashMatrix*",
     ),
     Mutant(
+        "manifest_not_durable",
+        "commit 5",
+        COMMIT,
+        '    UNBROKEN_TRY(store_.sync_directory(directory_));\n    UNBROKEN_CRASH_POINT("commit.5.manifest_durable',
+        '    UNBROKEN_CRASH_POINT("commit.5.manifest_durable',
+        "*CrashMatrix*",
+    ),
+    Mutant(
         "no_look_before_the_marker",
         "commit 6",
         COMMIT,
@@ -212,6 +220,14 @@ MUTANTS = [
         "Steps*",
     ),
     Mutant(
+        "choice_not_durable",
+        "start 3",
+        RECOVERY,
+        "      UNBROKEN_TRY(store_.sync_directory(info.name));\n      return choice;",
+        "      return choice;",
+        "Steps*",
+    ),
+    Mutant(
         "overtaken_start_goes_on",
         "start 4",
         RECOVERY,
@@ -226,6 +242,14 @@ MUTANTS = [
         '  UNBROKEN_TRY(board_.set(key("choice"), mine ? encode_start(*mine) : encode_error(mine.error())));',
         '  if (!mine) UNBROKEN_TRY(board_.set(key("choice"), encode_error(mine.error())));',
         "Invariant2*",
+    ),
+    Mutant(
+        "what_stays_not_durable",
+        "retention 0",
+        RETENTION,
+        "    UNBROKEN_TRY(store.sync_directory(info.name));\n    if (++counted",
+        "    if (++counted",
+        "Steps*",
     ),
     Mutant(
         "overtaken_life_condemns",

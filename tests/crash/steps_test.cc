@@ -80,6 +80,51 @@ TEST_F(Steps, WhatIsChosenIsCheckedFileByFile) {
   EXPECT_EQ(start->attempt, names_[1]);
 }
 
+// A marker that is seen and may not survive a loss of power: its life ended, or was told of an error, in the last fsync.
+class StepsWithALooseMarker : public Steps {
+ protected:
+  void SetUp() override {
+    Steps::SetUp();
+    std::string published;
+    store_.set_script([&](const Operation& operation) {
+      if (operation.name == "publish" && operation.path.ends_with(kMarkerName))
+        published = operation.path.substr(0, operation.path.find('/'));
+      const bool last = operation.name == "sync_directory" && !published.empty() && operation.path == published;
+      return last ? Fault::fail(Code::kIo) : Fault::pass();
+    });
+    const auto lives = live(store_, {.world_size = 1, .saves = {40}, .keep = {.last = 1}});
+    store_.set_script({});
+    ASSERT_EQ(lives[0].saves.size(), 1u);
+    ASSERT_EQ(lives[0].saves[0].state, State::kUnknown) << lives[0].saves[0].reason;
+    ASSERT_FALSE(store_.all_synced());
+    loose_ = {.run_id = lives[0].start->run_id, .life_id = lives[0].start->life_id, .generation = 2};
+  }
+  // What is there after a loss of power.
+  std::uint64_t newest_left() {
+    EXPECT_TRUE(store_.lose_unsynced(1, Loss::kAll));
+    const auto found = find_attempt(memory_, std::nullopt);
+    EXPECT_TRUE(found) << found.error().message;
+    return found ? found->key.step : 0;
+  }
+  LifeContext loose_;
+};
+
+// S3: what a run goes on from must not vanish below it.
+TEST_F(StepsWithALooseMarker, WhatIsChosenIsDurableWhenAStartReturns) {
+  const auto start = start_small(store_);
+  ASSERT_TRUE(start) << start.error().message;
+  ASSERT_EQ(start->key.step, 40u);
+  EXPECT_EQ(newest_left(), 40u);
+}
+
+// R0, invariant 4: nothing older goes for one that could still vanish.
+TEST_F(StepsWithALooseMarker, WhatStaysIsDurableBeforeAnythingGoes) {
+  const auto retained = retain(store_, loose_, {.last = 1}, {});
+  ASSERT_TRUE(retained) << retained.error().message;
+  EXPECT_FALSE(retained->empty());
+  EXPECT_EQ(newest_left(), 40u);
+}
+
 // R0: a life that has been overtaken does not so much as condemn.
 TEST_F(Steps, ALifeThatHasBeenOvertakenRetainsNothing) {
   overtake();

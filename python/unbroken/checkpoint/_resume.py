@@ -77,6 +77,8 @@ class Resume:
         while True:
             if self._rank == 0:
                 _logger.log(logging.WARNING if start.refused else logging.INFO, "%s", start.account)
+                for warning in start.warnings:
+                    _logger.warning("%s", warning)
             verdict, error = self._try(start)
             try:
                 following = recovery.settle(verdict, "" if error is None else str(error))

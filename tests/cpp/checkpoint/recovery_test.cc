@@ -109,6 +109,27 @@ TEST_F(RecoveryTest, AFreshRootIsAFreshStartOnAllRanks) {
   EXPECT_EQ(start(honest())[0].start->run_id, ended[0].start->run_id) << "the run keeps its id";
 }
 
+TEST_F(RecoveryTest, ADirectoryThatIsACheckpointDoesNotBecomeARoot) {
+  ASSERT_TRUE(store_.publish(kMarkerName, bytes_of("of another program")));
+  for (const auto& one : start(honest())) {
+    ASSERT_TRUE(one.error);
+    EXPECT_EQ(one.error->code, Code::kInvalidArgument) << one.error->message;
+  }
+  EXPECT_EQ(store_.list("")->size(), 1u);
+}
+
+// What a life gave up counts again when its record cannot be read, and a checkpoint of another program is left alone.
+TEST_F(RecoveryTest, AllRanksHearOfWhatIsUnusual) {
+  save({10, 20});
+  ASSERT_TRUE(store_.publish(generation_path(1), bytes_of("{")));
+  const auto ended = start(honest());
+  expect_same(ended);
+  for (const auto& one : ended) {
+    ASSERT_EQ(one.start->warnings.size(), 1u);
+    EXPECT_NE(one.start->warnings[0].find(generation_path(1)), std::string::npos) << one.start->warnings[0];
+  }
+}
+
 // Invariants 2 and 3.
 TEST_F(RecoveryTest, OneRankThatFindsDamageTakesAllBackToTheSameOlderOne) {
   save({10, 20, 30});

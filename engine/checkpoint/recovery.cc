@@ -94,8 +94,7 @@ Result<Start> decode_start(std::string_view text) {
   for (const auto& entry : note.value("refused", json::array())) {
     start.refused.push_back({entry.at(0).get<std::string>(), entry.at(1).get<std::string>()});
   }
-  for (const auto& entry : note.value("warnings", json::array()))
-    start.warnings.push_back(entry.get<std::string>());
+  for (const auto& entry : note.value("warnings", json::array())) start.warnings.push_back(entry.get<std::string>());
   return start;
 }
 
@@ -296,9 +295,8 @@ Status Recovery::claim(const Catalog& catalog) {
 }
 
 Error Recovery::overtaken_by(std::uint64_t newer) const {
-  return make_error(Code::kFenced,
-                    fmt::format("start from {}: {} has started meanwhile; only one start can own a run", store_.url(),
-                                describe_life(store_, newer)));
+  return make_error(Code::kFenced, fmt::format("start from {}: {} has started meanwhile; only one start can own a run",
+                                               store_.url(), describe_life(store_, newer)));
 }
 
 Error Recovery::nothing_to_load(const Choice& choice) const {

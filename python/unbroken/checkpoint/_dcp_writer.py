@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import logging
-import marshal
 import os
 import threading
 import uuid
 import weakref
-import zlib
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystem, _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+)
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -30,8 +32,9 @@ from unbroken import _engine
 from unbroken.checkpoint._archive import DTYPES
 from unbroken.checkpoint._dcp_layout import check_box
 from unbroken.checkpoint._dcp_stage import Arena, Spec, alone, borrow, give_back
+from unbroken.checkpoint._dcp_values import differences, digests_of
 from unbroken.checkpoint._foreign import local_path
-from unbroken.checkpoint._image import SlotImage, is_simple, pack
+from unbroken.checkpoint._image import SlotImage, pack
 from unbroken.checkpoint._metadata import is_plain, versions, write_metadata
 from unbroken.checkpoint._plan import check_device, cut, identity, is_raw
 from unbroken.checkpoint._safe import loads
@@ -61,7 +64,6 @@ class _Save:
     set_up: bool = False
     rank: int = 0
     collectives: bool = True
-    plain_keys: Sequence[str] = ()
 
     @property
     def only_rank(self) -> int | None:
@@ -98,16 +100,31 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
     matters give every save a path of its own.
 
     Saved are tensors and what torch.save can write, at most 2 GiB each; tensors of plain bytes are cut into pieces and
-    may have any size. A key that differs between ranks in a plain value (a number, a string) is saved as one rank has
-    it: so DCP has it; a warning names such keys. InvalidArgumentError names the key that cannot be saved.
+    may have any size. InvalidArgumentError names the key that cannot be saved.
+
+    DCP keeps one rank's value of a key. Where ranks differ in a plain value (numbers, strings, bytes, None, NumPy
+    arrays, containers of them) the save fails on all ranks with an InvalidArgumentError that names keys and ranks: give
+    each rank a key of its own. With allow_differing_values=True it is saved with a warning, and holds the value of one
+    rank. What is not compared: tensors, other objects, and ranks that never meet. With use_collectives=False each rank
+    has a checkpoint of its own in the directory; with no_dist=True each rank needs a path of its own.
+
+    What is wrong before DCP begins to save is raised as it is; what comes later is in DCP's CheckpointException on all
+    ranks, for `dcp.async_save` by its future. A failed save leaves no checkpoint; the next one at the path clears away
+    what is left.
+
+    Threads: one save at a time through one writer; several threads each take a writer and, where there are ranks, a
+    process group of their own.
     """
 
     _synchronize_after_execute = False  # stage() has copied when it returns
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, overwrite: bool = False, allow_differing_values: bool = False
+    ) -> None:
         super().__init__()
         self._path = local_path(path)
         self._overwrite = overwrite
+        self._allow_differing_values = allow_differing_values
         self._start()
 
     def _start(self) -> None:
@@ -117,7 +134,8 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
         self._lock = threading.Lock()  # over _arena
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_overwrite": self._overwrite}
+        names = ("_path", "_overwrite", "_allow_differing_values")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -176,15 +194,13 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
                 results = [_result(entry, image.image.slot(entry.slot)) for entry in entries]
             finally:
                 arena.landed(image)
-        save.plain_keys, values = _plain_values(known)
         done: Future[list[WriteResult]] = Future()
-        done.set_result([*results, WriteResult(_PLAIN_VALUES, 0, values)])
+        done.set_result([*results, WriteResult(_PLAIN_VALUES, 0, digests_of(known))])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         save = self._current()
-        plain = [one.storage_data for some in results for one in some if one.index == _PLAIN_VALUES]
-        _warn_of_differences(save, plain)
+        self._compare_values(save, metadata, results)
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {
             one.index: one.storage_data for some in results for one in some if one.index != _PLAIN_VALUES
@@ -230,6 +246,23 @@ class UnbrokenWriter(StorageWriter, AsyncStager):
                 self._arena.close()
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _compare_values(self, save: _Save, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
+        """Before the marker is written: DCP has one place for a key, and several ranks may have filled it."""
+        digests = {
+            rank: one.storage_data for rank, some in enumerate(results) for one in some if one.index == _PLAIN_VALUES
+        }
+        objects = (k for k, v in metadata.state_dict_metadata.items() if isinstance(v, BytesStorageMetadata))
+        differing = differences(objects, digests)
+        if not differing:
+            return
+        what = f"save to {save.path}: ranks have different values under one key, of which DCP keeps one: {differing}"
+        if not self._allow_differing_values:
+            raise InvalidArgumentError(
+                f"{what}. Nothing is saved. Make them equal, or give each rank a key of its own; "
+                "UnbrokenWriter(..., allow_differing_values=True) saves one of them"
+            )
+        _logger.warning("%s. One of them is saved", what)
 
     def _new_save(self) -> _Save:
         return _Save(self._path, str(uuid.uuid4()))
@@ -399,35 +432,3 @@ def _fill(image: SlotImage, slots: Sequence[_Entry], planner: SavePlanner) -> No
 
 def _result(entry: _Entry, slot: _engine.Slot) -> WriteResult:
     return WriteResult(entry.item.index, slot.length, _StorageInfo(slot.file, slot.offset, slot.length))
-
-
-# --- plain values that differ between ranks --------------------------------------------------------------------------
-
-# DCP keeps one rank's value of a key, and a StorageWriter sees no other. But a planner that is made like DCP's keeps
-# the rank's state, so checksums of its plain values can go to the coordinator with what this rank has written.
-
-
-def _plain_values(state: Mapping[str, Any]) -> tuple[Sequence[str], tuple[str, bytes]]:
-    """The keys, and what goes to the coordinator: their digest, and a checksum for each."""
-    keys = sorted(key for key, value in state.items() if isinstance(key, str) and is_simple(value))
-    digest = hashlib.sha256("\0".join(keys).encode()).hexdigest()
-    return keys, (digest, array("I", (zlib.crc32(marshal.dumps(state[key], 2)) for key in keys)).tobytes())
-
-
-def _warn_of_differences(save: _Save, plain: Sequence[tuple[str, bytes]]) -> None:
-    if not plain:
-        return
-    digest, raw = plain[0]  # the coordinator's own
-    mine, differing = array("I", raw), set[str]()
-    for other_digest, other in plain[1:]:
-        if other_digest == digest and other != raw:
-            pairs = zip(save.plain_keys, mine, array("I", other), strict=True)
-            differing |= {key for key, a, b in pairs if a != b}
-    if differing:
-        some = ", ".join(sorted(differing)[:20]) + (f" and {len(differing) - 20} more" if len(differing) > 20 else "")
-        _logger.warning(
-            "save to %s: ranks have different values under one key, of which DCP keeps one: %s. Give each rank a key "
-            "of its own where that matters",
-            save.path,
-            some,
-        )

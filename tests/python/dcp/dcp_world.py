@@ -6,6 +6,7 @@ A scenario asserts on every rank, and leaves "ok" or its trace in <directory>/<s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime
 import itertools
 import logging
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -28,6 +30,7 @@ from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -93,6 +96,15 @@ def error_everywhere(call: Callable[[], object]) -> str:
         text = ""
     assert all(gather(text)), gather(text)
     return text
+
+
+def error_of_all(how: str, state: dict[str, Any], path: Path) -> str:
+    def attempt() -> None:
+        saved = save(how, state, path)
+        if how == "async":
+            saved.result()
+
+    return error_everywhere(attempt)
 
 
 def whole(*size: int, seed: int = 0) -> torch.Tensor:
@@ -349,8 +361,44 @@ def replicated_tensors_are_spread_and_later_saves_copy_once(root: Path) -> None:
 
 @scenario
 def plain_values_that_differ_between_ranks(root: Path) -> None:
-    """DCP keeps one of them. It is said which keys those are; keys of each rank's own keep them apart."""
+    """DCP keeps one of them, so the save is refused, whatever other keys the ranks have; keys of each rank's own keep
+    them apart."""
+    world = dist.get_world_size()
+    same = {"same": 5, "t": torch.ones(3), "list": [1, (2, "x")], "own": {f"{rank()}": rank() * 7}}
+    state = same | {
+        "seen": rank() * 10,
+        "deep": {"name": f"rank {rank() // 2}"},
+        "not all": {"have": rank() == 1} if rank() in (1, 2) else {},
+        "array": np.arange(2) + (rank() == 3),
+        "tuple": ({"a": rank() == 2},),
+        "exact": 1 if rank() else True,
+    }
+    for how in ("ours", "async"):
+        for keys in (list(state), ["same", "seen"], ["t", "own", "seen"]):
+            path = root / f"{how}-{len(keys)}"
+            text = error_of_all(how, {key: state[key] for key in keys}, path)
+            ranks = ", ".join(map(str, range(1, world)))
+            assert f"'seen' (ranks {ranks} not as rank 0)" in text, text
+            assert "same" not in text, text
+            assert "own" not in text.replace("of its own", ""), text
+            assert not (path / ".metadata").exists()
+        for wanted in (
+            "'deep.name' (ranks 2, 3 not as rank 0)",
+            "'not all.have' (rank 2 not as rank 1)",
+            "'array' (rank 3 not as rank 0)",
+            "'tuple' (rank 2 not as rank 0)",
+            "'exact' (ranks 1, 2, 3 not as rank 0)",
+        ):
+            assert wanted in error_of_all(how, state, root / f"{how}-again"), wanted
+        saved = save(how, same, root / how)
+        if how == "async":
+            saved.result()
+        loaded = load("ours", {"same": 0, "own": {f"{rank()}": 0}}, root / how)
+        assert loaded == {"same": 5, "own": {f"{rank()}": rank() * 7}}
 
+
+@scenario
+def one_of_several_values_is_saved_where_that_is_asked_for(root: Path) -> None:
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             heard.append(record.getMessage())
@@ -359,34 +407,43 @@ def plain_values_that_differ_between_ranks(root: Path) -> None:
     handler = Heard()
     logging.getLogger("unbroken").addHandler(handler)
     try:
-        state = {"same": 5, "seen": rank() * 10, "deep": {"name": f"rank {rank()}"}, "t": torch.ones(3)}
-        state |= {f"own.{rank()}": rank() * 7}
         for how in ("ours", "async"):
             heard.clear()
-            saved = save(how, state, root / how)
+            writer = unbroken.UnbrokenWriter(root / how, allow_differing_values=True)
+            saved = save(how, {"seen": rank() * 10, "same": 5}, root / how, storage_writer=writer)
             if how == "async":
                 saved.result()
-            text = " ".join(heard)
-            if rank() == 0:
-                # Keys of one rank's own make the lists of keys differ; then only those of equal lists are compared.
-                assert "same" not in text
-            loaded = load("ours", {"seen": -1, f"own.{rank()}": 0}, root / how)
-            assert loaded["seen"] in (0, 10, 20, 30)
-            assert len(set(gather(loaded["seen"]))) == 1
-            assert loaded[f"own.{rank()}"] == rank() * 7
-        del state[f"own.{rank()}"]
-        for how in ("ours", "async"):
-            heard.clear()
-            saved = save(how, state, root / f"{how}-alike")
-            if how == "async":
-                saved.result()
-            if rank() == 0:
-                assert len(heard) == 1, heard
-                assert "seen" in heard[0]
-                assert "deep.name" in heard[0]
-                assert "same" not in heard[0]
+            told = [text for text in heard if "'seen'" in text and "same" not in text]
+            assert len(told) == len(heard) == (rank() == 0), heard
+            for loader in ("ours", "stock"):
+                seen = gather(load(loader, {"seen": -1}, root / how)["seen"])
+                assert seen[0] in (0, 10, 20, 30)
+                assert len(set(seen)) == 1
     finally:
         logging.getLogger("unbroken").removeHandler(handler)
+
+
+@scenario
+def a_planner_that_gives_each_rank_a_key_of_its_own(root: Path) -> None:
+    """What counts is what is saved: the names of the state are not those of the checkpoint."""
+
+    class Apart(DefaultSavePlanner):
+        def create_local_plan(self) -> Any:
+            plan = super().create_local_plan()
+            items = [
+                dataclasses.replace(one, index=MetadataIndex(f"{one.index.fqn} of rank {rank()}")) for one in plan.items
+            ]
+            self.plan = dataclasses.replace(plan, items=items)
+            return self.plan
+
+        def lookup_object(self, index: Any) -> Any:
+            return super().lookup_object(MetadataIndex(index.fqn.split(" of rank ")[0]))
+
+    planner = Apart(flatten_state_dict=False)
+    save("ours", {"seen": rank() * 10}, root / "c", planner=planner)
+    for loader in ("ours", "stock"):
+        key = f"seen of rank {rank()}"
+        assert load(loader, {key: -1}, root / "c") == {key: rank() * 10}
 
 
 @scenario

@@ -23,6 +23,8 @@ TOGETHER = [
     "large_shards_are_cut",
     "replicated_tensors_are_spread_and_later_saves_copy_once",
     "plain_values_that_differ_between_ranks",
+    "one_of_several_values_is_saved_where_that_is_asked_for",
+    "a_planner_that_gives_each_rank_a_key_of_its_own",
     "every_rank_saves_alone",
     "a_group_of_some_ranks",
     "each_rank_without_the_others",

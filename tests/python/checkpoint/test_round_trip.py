@@ -10,6 +10,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from checkpoint_parts import Net, differences, same_tensor
 from torch import nn
 
@@ -233,14 +234,74 @@ def test_modules_with_extra_state_and_sparse_buffers(tmp_path):
     assert torch.equal(again[1].weight, model[1].weight)
 
 
-def test_a_quantised_tensor_is_saved_as_torch_does(tmp_path):
-    tensor = torch.quantize_per_tensor(torch.randn(5), 0.1, 3, torch.quint8)
-    save(tmp_path, {"q": tensor})
-    loaded = {"q": None}
-    unbroken.load(tmp_path, loaded)
-    assert loaded["q"].is_quantized
-    assert loaded["q"].q_scale() == tensor.q_scale()
-    assert torch.equal(loaded["q"].int_repr(), tensor.int_repr())
+def quantised_by_channel():
+    scales, zeros = torch.tensor([0.1, 0.2]), torch.tensor([0, 1])
+    return torch.quantize_per_channel(torch.arange(6.0).reshape(2, 3), scales, zeros, 0, torch.qint8)
+
+
+def dense():
+    return torch.tensor([[0.0, 2.0, 0.0, -0.0], [3.0, 0.0, math.nan, 5.0]])
+
+
+MORE_THAN_BYTES = {
+    "nested": lambda: torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=torch.jagged),
+    "coo": lambda: dense().to_sparse(),
+    "csr": lambda: dense().to_sparse_csr(),
+    "csc": lambda: dense().to_sparse_csc(),
+    "bsr": lambda: dense().to_sparse_bsr((2, 2)),
+    "by tensor": lambda: torch.quantize_per_tensor(torch.arange(6.0), 0.1, 3, torch.quint8),
+    "by channel": quantised_by_channel,
+}
+
+
+def parts(tensor):
+    """The plain tensors that one of these is made of."""
+    if tensor.is_nested:
+        offsets = [tensor.offsets()] if tensor.layout is torch.jagged else [torch.tensor(tensor.size(0))]
+        return [tensor.values().clone(), *offsets, *(part.clone() for part in tensor.unbind())]
+    if tensor.is_quantized:
+        if tensor.qscheme() is torch.per_tensor_affine:
+            return [tensor.int_repr(), torch.tensor([tensor.q_scale(), tensor.q_zero_point()])]
+        return [tensor.int_repr(), tensor.q_per_channel_scales().clone(), tensor.q_per_channel_zero_points().clone()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices().clone(), tensor._values().clone()]
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
+    return [*(one.clone() for one in indices), tensor.values().clone()]
+
+
+def overwrite(tensor):
+    if tensor.is_quantized:
+        tensor.copy_(torch.zeros_like(tensor.dequantize()))
+    else:
+        (tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()).fill_(7)
+
+
+@pytest.mark.parametrize("kind", MORE_THAN_BYTES)
+def test_a_tensor_that_is_more_than_its_bytes_comes_back_as_it_was(tmp_path, kind):
+    tensor = MORE_THAN_BYTES[kind]()
+    wanted = parts(tensor)
+    with unbroken.Checkpointer(tmp_path, {"x": tensor}) as run:
+        run.resume()
+        run.step()
+        saved = run.save()
+        overwrite(tensor)  # what is saved is of the moment of the call
+        directory = tmp_path / saved.wait().attempt
+    assert not all(map(same_tensor, parts(tensor), wanted))
+
+    def load_stock(state):
+        dcp.load(state, checkpoint_id=directory, no_dist=True)
+
+    for load in (lambda state: unbroken.load(tmp_path, state), load_stock):
+        for blank in (None, tensor.clone()):
+            state = {"x": blank}
+            load(state)
+            loaded = state["x"]
+            assert (loaded.dtype, loaded.layout, loaded.is_nested) == (tensor.dtype, tensor.layout, tensor.is_nested)
+            found = parts(loaded)
+            assert len(found) == len(wanted)
+            assert all(map(same_tensor, found, wanted))
 
 
 def test_names_are_those_of_the_module_inside_compile(tmp_path):

@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import checkpoint
+import cost
 import ranks
+import scale
 import small
 import torch
 import trainer
@@ -30,12 +32,15 @@ def _parts(sizes: list[int], quick: bool, notes: list[str]) -> Iterator[tuple[st
     """What is measured, each with the seconds that it may take beyond its least rounds."""
     for size in sizes:
         name = f"{size // _MIB} MiB"
-        yield f"1 rank, {name}", 50, partial(_of_size, checkpoint.measure, size, notes)
-        yield f"2 ranks, {name}", 40, partial(_of_size, ranks.measure, size, notes)
-        yield f"trainer, {name}", 60, partial(_of_size, trainer.measure, size, notes)
+        yield f"1 rank, {name}", 35, partial(_of_size, checkpoint.measure, size, notes)
+        yield f"2 ranks, {name}", 25, partial(_of_size, ranks.measure, size, notes)
+        yield f"trainer, {name}", 40, partial(_of_size, trainer.measure, size, notes)
+        yield f"cost, {name}", 15, partial(_of_size, cost.measure, size, notes)
+    yield "first step", 0, lambda place, effort: cost.measure_first_step(place, effort)
     yield "tiny", 20, lambda place, effort: small.measure_tiny(place, effort, notes)
     saves, nbytes = (50, 4 * _MIB) if quick else (200, 64 * _MIB)
     yield "bounded", 0, lambda place, _: small.measure_bounded(place, saves, nbytes)
+    yield "scale", 0, lambda place, _: scale.measure(place, notes, quick=quick)
 
 
 def _of_size(

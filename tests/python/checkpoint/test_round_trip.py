@@ -250,6 +250,7 @@ MORE_THAN_BYTES = {
     "csr": lambda: dense().to_sparse_csr(),
     "csc": lambda: dense().to_sparse_csc(),
     "bsr": lambda: dense().to_sparse_bsr((2, 2)),
+    "bsc": lambda: dense().to_sparse_bsc((2, 2)),
     "by tensor": lambda: torch.quantize_per_tensor(torch.arange(6.0), 0.1, 3, torch.quint8),
     "by channel": quantised_by_channel,
 }

@@ -91,8 +91,17 @@ class Checkpointer:
     process_group: the ranks that save together; all of them by default.
     mesh: recorded with each checkpoint. A resume on another mesh of as many ranks draws new random numbers.
     vote_timeout: seconds that a save waits for a late rank before it fails, naming it.
+    start_timeout: seconds that resume() goes on asking a root that does not answer; the other ranks wait twice as long
+        for what the first has chosen. Loading itself may take longer.
     signals: SIGTERM and SIGUSR1 save at the end of a step that the ranks agree on and then raise SystemExit(75). A
         second signal ends the process at once.
+
+    A kill at any instant leaves the newest checkpoint that was committed, and the next start goes on from it. What it
+    leaves of a save in flight is no checkpoint to anyone, and a later save removes it.
+
+    Values that differ between ranks are kept apart, and each rank gets its own back on as many ranks; of parameters,
+    buffers, optimizer state and tensors of over 64 KiB there is one for all. Tensors that are more than their bytes
+    (sparse, quantised, nested, subclasses) are saved as torch.save does; a resume puts new ones in their place.
 
     Every method is called by every rank, from one thread, equally often. The random numbers of python, numpy and torch
     are part of the state; none are drawn here.
@@ -177,6 +186,8 @@ class Checkpointer:
 
     @property
     def stats(self) -> Stats:
+        """This rank's saves so far: how many became durable, failed or were deferred, and what the newest took. It is
+        the living object, and changes while saves are in flight."""
         return self._stats
 
     def resume(self, step: int | None = None) -> int:
@@ -184,7 +195,9 @@ class Checkpointer:
 
         Raises NotFoundError, listing each candidate with its reason, when something is there and nothing can be loaded;
         InvalidArgumentError when the state or the data does not fit what was saved; UnavailableError when the root
-        cannot be reached; FencedError when another start takes the run. After an error this object refuses all else.
+        cannot be reached, PermissionDeniedError when it may not be written; FencedError when another start takes the
+        run. A checkpoint that turns out damaged is refused for good, and all ranks load the next older one. After an
+        error this object refuses all else.
         """
         if self._phase is not _Phase.NEW:
             self._check_usable()
@@ -622,11 +635,17 @@ def load(
     For evaluation: it takes what `state` names and leaves the rest, claims nothing, writes nothing, restores no random
     numbers and needs no torch.distributed. A mapping names the keys that it has; an empty one names all that was saved
     there. Several ranks that load while the run goes on give `step`, so that all load the same one. strict=False: see
-    Checkpointer. Raises NotFoundError when there is none.
+    Checkpointer.
 
     root may also be the directory of one checkpoint: a step of a run, or one that torch.distributed.checkpoint wrote,
     with get_model_state_dict() and get_optimizer_state_dict() in the places of modules and optimizers. The step of a
-    checkpoint that has none is 0.
+    checkpoint that has none is 0. Nothing in it is run.
+
+    Raises, before anything has changed: NotFoundError when there is none; InvalidArgumentError when the state differs
+    from what was saved, or an object is of a class that is not allowed (torch.serialization.add_safe_globals());
+    UnsupportedError for a newer format; UnavailableError and PermissionDeniedError when the root cannot be read. A
+    checkpoint that lacks a file is passed over, as by resume(). But bytes that turn out damaged while they are read are
+    a DamagedError, and no older checkpoint is tried: the state may then be half loaded. Give `step` for an older one.
     """
     store = _engine.open_store(os.fspath(root))
     reader: Reading

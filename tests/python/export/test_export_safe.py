@@ -271,6 +271,27 @@ def test_a_kill_at_any_point_leaves_nothing_that_looks_whole_and_the_next_export
     assert seen[-1] is not None
 
 
+def test_a_second_kill_does_not_make_what_the_first_left_look_like_somebody_elses(root, tmp_path):
+    with Killed(str(root), max_shard_size=900) as killed:
+        first = 0
+        while killed.at(first, out := tmp_path / f"first-{first}"):
+            if out.exists() and any(name.startswith("model-") for name in os.listdir(out)):
+                break
+            first += 1
+        assert what_tools_see(out) is None
+        second = 0
+        while True:
+            out = tmp_path / f"second-{second}"
+            killed.at(first, out)
+            if not killed.at(second, out):
+                break
+            if what_tools_see(out) is None:
+                unbroken.export_safetensors(root, out)
+            assert same(read_export(out), weights(20))
+            second += 1
+    assert second > first
+
+
 @pytest.mark.parametrize(("old", "new"), [("5GB", 900), (400, 900), (400, "5GB"), ("5GB", "5GB")])
 def test_a_kill_while_replacing_leaves_the_old_one_none_or_the_new_one(root, tmp_path, old, new):
     with Killed(str(root), max_shard_size=new, overwrite=True) as killed:

@@ -5,7 +5,13 @@
         for batch in run.batches(until=100_000):
             train(batch)
 
-What needs torch is imported when it is first used.
+Or, with torch.distributed.checkpoint as you have it:
+
+    dcp.save(state, storage_writer=unbroken.UnbrokenWriter(path))
+    dcp.load(state, storage_reader=unbroken.UnbrokenReader(path))
+
+`unbroken.load` reads for evaluation, `unbroken.export_safetensors` writes weights for other tools, `unbroken.data` has
+the loader, `unbroken.errors` what is raised. What needs torch is imported when it is first used.
 """
 
 import importlib

@@ -36,7 +36,12 @@ class UnbrokenReader(StorageReader):
     torch.serialization.add_safe_globals() allows their class.
 
     Raises NotFoundError where there is no complete checkpoint, DamagedError where it is not what was written,
-    UnsupportedError where it holds what does not belong there. DCP wraps them in a CheckpointException.
+    UnsupportedError where it holds what does not belong there, InvalidArgumentError where a tensor does not fit or the
+    class of an object is not allowed. DCP wraps them in a CheckpointException, on all ranks. Objects are looked at
+    before anything of the state changes; damage found in a tensor leaves the state partly loaded. What the checkpoint
+    lacks is an error of DCP's planner, unless that is DefaultLoadPlanner(allow_partial_load=True).
+
+    Threads: one load at a time through one reader.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -52,11 +52,13 @@ def _plain_bytes(value: Any) -> bytes | None:
 
 
 def digests_of(state: Mapping[str, Any]) -> Digests:
-    """Of this rank's plain values, for the coordinator."""
+    """Of this rank's values, for the coordinator."""
     keys, values = array("Q"), array("Q")
     for key, value in state.items():
-        raw = _plain_bytes(value) if isinstance(key, str) and not isinstance(value, torch.Tensor) else None
-        if raw is not None:
+        if isinstance(key, str) and not isinstance(value, torch.Tensor):
+            raw = _plain_bytes(value)
+            if raw is None:  # of such, one class is not the other
+                raw = f"a {type(value).__module__}.{type(value).__qualname__}".encode()
             keys.append(_digest(key.encode()))
             values.append(_digest(raw))
     return keys.tobytes(), values.tobytes()

@@ -8,9 +8,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from unbroken import _engine
 from unbroken._board import make_board
 from unbroken.checkpoint._arena import Arena, look_at
+from unbroken.checkpoint._background import Background
 from unbroken.checkpoint._foreign import MARKER, open_directory
 from unbroken.checkpoint._load import Load
 from unbroken.checkpoint._metadata import versions
@@ -27,7 +28,7 @@ from unbroken.checkpoint._reader import CheckpointReader, Reading
 from unbroken.checkpoint._resume import Resume
 from unbroken.checkpoint._saves import Save, SaveStats, Stats, error_of
 from unbroken.checkpoint._signals import EXIT_STOPPED, StopSignals
-from unbroken.checkpoint._state import State, StructureChanged
+from unbroken.checkpoint._state import ObjectSource, State, StructureChanged
 from unbroken.errors import (
     DeadlineError,
     Error,
@@ -41,10 +42,15 @@ from unbroken.errors import (
 __all__ = ["Checkpointer", "Loader", "load"]
 
 _logger = logging.getLogger(__name__)
-# torchrun kills 30 s after SIGTERM; what is not durable by then is left to the next start.
+# torchrun kills 30 s after SIGTERM; what is not durable by then is left to the next start. A step that took so long
+# that little is left of that gets the shorter time: nobody may be there who kills.
 _STOP_SECONDS = 25.0
+_STOP_SECONDS_AT_LEAST = 5.0
+# How soon a wait sees that a signal has come.
+_POLL_SECONDS = 0.2
 
 
+@runtime_checkable
 class Loader(Protocol):
     """What the Checkpointer asks of a loader; unbroken.data.DataLoader is one."""
 
@@ -93,8 +99,9 @@ class Checkpointer:
     vote_timeout: seconds that a save waits for a late rank before it fails, naming it.
     start_timeout: seconds that resume() goes on asking a root that does not answer; the other ranks wait twice as long
         for what the first has chosen. Loading itself may take longer.
-    signals: SIGTERM and SIGUSR1 save at the end of a step that the ranks agree on and then raise SystemExit(75). A
-        second signal ends the process at once.
+    signals: SIGTERM and SIGUSR1 save at the end of a step that the ranks agree on and then raise SystemExit(75), 25 s
+        after the signal at the latest, or 5 s after the end of a step that took longer: what is not durable by then is
+        lost. A second signal ends the process at once.
 
     A kill at any instant leaves the newest checkpoint that was committed, and the next start goes on from it. What it
     leaves of a save in flight is no checkpoint to anyone, and a later save removes it.
@@ -130,10 +137,21 @@ class Checkpointer:
             raise InvalidArgumentError(f"keep={keep!r}: give unbroken.Keep(last=...), or None to keep all")
         if not vote_timeout > 0 or not start_timeout > 0:
             raise InvalidArgumentError("vote_timeout and start_timeout are seconds, over 0")
+        if loader is not None and not isinstance(loader, Loader):
+            raise InvalidArgumentError(
+                f"loader={type(loader).__name__}: give unbroken.data.DataLoader, whose place is saved with the state; "
+                "for another loader leave it out, and put what it has to remember into the state"
+            )
         self._root = os.fspath(root)
         self._rank, self._world_size = _place_in(process_group)
         self._group = process_group
         self._state = State(state, rank=self._rank)
+        for source in self._state.sources:
+            if isinstance(source, ObjectSource) and isinstance(source.target, Loader):
+                raise InvalidArgumentError(
+                    f"state {source.prefix[-1]!r}: a loader's own state is the place of what it has delivered, not of "
+                    "what was trained; give it as loader="
+                )
         self._loader = loader
         self._every = every
         self._keep = keep
@@ -155,7 +173,10 @@ class Checkpointer:
         self._stats = Stats()
         self._last_save: Save | None = None
         self._fatal: Error | None = None
-        self._background = ThreadPoolExecutor(1, "unbroken-save")
+        self._background = Background("unbroken-save")
+        self._stop_since: float | None = None  # since when this run knows that it is to stop
+        self._stop_by = 0.0  # when it has to have ended
+        self._left = False  # it ends without waiting for the background
         self._fence: Any = None  # the device's end of the step before
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -239,9 +260,9 @@ class Checkpointer:
             self._wanted = self._rank == 0
             _logger.info("the save of step %d is deferred until the one in flight has ended", self._step)
             return
-        save = self._begin(decision)
         if decision.action == "stop":
-            self._stop(save)
+            self._stop(decision)
+        self._begin(decision)
 
     def save(self) -> Save:
         """Saves now, as all ranks must. Waits for a save in flight to end, then returns when the copy is made.
@@ -257,10 +278,9 @@ class Checkpointer:
         decision = self._decide(explicit=True)
         if decision is None or decision.action not in ("save", "stop"):
             raise SaveFailedError(f"save step {self._step}: the ranks did not agree on it in time")
-        save = self._begin(decision)
         if decision.action == "stop":
-            self._stop(save)
-        return save
+            self._stop(decision)
+        return self._begin(decision)
 
     def batches(self, until: int) -> Iterator[Any]:
         """Batches of the loader, one for each optimizer step, up to step `until`. Resumes first if that was not done.
@@ -286,7 +306,9 @@ class Checkpointer:
         finally:
             if callable(close := getattr(iterator, "close", None)):
                 close()
-        self.save().wait()
+        save = self.save()
+        self._await_background()
+        save.wait()
 
     def close(self) -> None:
         """Waits for the save in flight, and raises its failure unless that was raised before."""
@@ -312,11 +334,12 @@ class Checkpointer:
         if self._phase is _Phase.CLOSED or os.getpid() != self._pid:
             return
         self._phase = _Phase.CLOSED
-        self._await_background()
-        self._background.shutdown()
+        idle = self._idle_in_time()
+        if idle:
+            self._background.shutdown()
         if self._signals is not None:
             self._signals.uninstall()
-        if self._arena is not None:
+        if idle and self._arena is not None:
             self._arena.close()
         if self._loader is not None:
             self._loader.detach()
@@ -420,30 +443,91 @@ class Checkpointer:
         return self._in_flight is not None and not self._in_flight.done()
 
     def _await_background(self) -> None:
-        if self._in_flight is not None:
-            self._in_flight.result()
-            self._in_flight = None
+        if not self._idle_in_time():
+            raise SystemExit(EXIT_STOPPED)
 
-    def _stop(self, save: Save) -> None:
-        """Leaves after a signal, when the state is durable."""
+    def _idle_in_time(self) -> bool:
+        """Waits until nothing is in flight. False: a signal leaves no time for that; the process ends without it."""
+        if self._in_flight is not None:
+            if not self._done_in_time(self._in_flight):
+                return False
+            done, self._in_flight = self._in_flight, None
+            done.result()
+        return True
+
+    def _done_in_time(self, work: Future[None]) -> bool:
+        while not work.done():
+            left = self._time_left()
+            if left == 0:
+                if not self._left:
+                    self._leave()
+                return False
+            wait([work], _POLL_SECONDS if left is None else min(left, _POLL_SECONDS))
+        return True
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _time_left(self) -> float | None:
+        """Seconds until this run has to have ended; None as long as nobody asked it to."""
+        if self._stop_since is None:
+            self._stop_since = self._signals.since if self._signals is not None else None
+            if self._stop_since is None:
+                return None
+            self._stop_by = self._stop_since + _STOP_SECONDS
+        return max(0.0, self._stop_by - time.monotonic())
+
+    def _leave(self) -> None:
+        """The time is over: the process ends without waiting for the background."""
+        assert self._stop_since is not None
+        self._left = True
+        self._background.leave(EXIT_STOPPED)
+        save = self._last_save
+        if save is not None and save.step == self._step and save.done() and not save._failed():
+            return  # it was tidying up
+        _logger.error(
+            "step %d is not durable within %.0f s of the signal: this run ends without it (exit code %d), and the next "
+            "start goes on from what is complete then",
+            self._step,
+            self._stop_by - self._stop_since,
+            EXIT_STOPPED,
+        )
+
+    def _stop(self, decision: _engine.StepDecision) -> NoReturn:
+        """Saves and leaves after a signal, when the state is durable or the time is over."""
+        now = time.monotonic()
+        if self._time_left() is None:  # another rank had the signal
+            self._stop_since, self._stop_by = now, now + _STOP_SECONDS
+        self._stop_by = max(self._stop_by, now + min(_STOP_SECONDS_AT_LEAST, _STOP_SECONDS))
         try:
-            try:
-                save.wait(_STOP_SECONDS)
-            except SaveFailedError as error:
-                # The coordinator had not known before this step that it would save: its plan may have been old.
-                _logger.warning("%s; trying once more", error)
-                decision = self._decide(explicit=True)
-                if decision is None or decision.action not in ("save", "stop"):
-                    raise
-                self._begin(decision).wait(_STOP_SECONDS)
+            self._save_to_stop(decision)
             _logger.warning(
                 "step %d is saved; this run ends as it was asked to (exit code %d)", self._step, EXIT_STOPPED
             )
-        except (SaveFailedError, UnknownOutcomeError, TimeoutError) as error:
+        except (SaveFailedError, UnknownOutcomeError) as error:
             _logger.error(
                 "step %d may not be saved: %s; this run ends all the same (%d)", self._step, error, EXIT_STOPPED
             )
+        except TimeoutError:
+            self._leave()
         raise SystemExit(EXIT_STOPPED)
+
+    def _save_to_stop(self, decision: _engine.StepDecision) -> None:
+        try:
+            self._begin(decision).wait(self._time_left())
+        except SaveFailedError as error:
+            # The coordinator had not known before this step that it would save: its plan may have been old.
+            _logger.warning("%s; trying once more", error)
+            self._await_background()
+            decisions: list[_engine.StepDecision | None] = []
+            # Not in this thread: a coordinator that has left already would be waited for too long.
+            decided = self._background.submit(lambda: decisions.append(self._decide(explicit=True)))
+            if not self._done_in_time(decided):
+                raise SystemExit(EXIT_STOPPED) from None
+            decided.result()
+            (again,) = decisions
+            if again is None or again.action not in ("save", "stop"):
+                raise
+            self._begin(again).wait(self._time_left())
 
     def _plan_in_background(self) -> None:
         """At the end of the first step, as an optimizer has no state before."""
@@ -480,7 +564,9 @@ class Checkpointer:
         try:
             self._await_background()
             if decision.plan_anew:
-                arena.plan(arena.describe())
+                described = arena.describe()
+                self._in_flight = self._background.submit(lambda: arena.plan(described))
+                self._await_background()
                 self._count_arena()
                 plan_seconds = time.perf_counter() - begin
             stage_begin = time.perf_counter()
@@ -492,7 +578,7 @@ class Checkpointer:
             failure = str(error) or type(error).__name__
         # The commit begins first: it writes what is copied while the rest is being copied.
         numbers: Future[_Numbers] = Future()
-        self._in_flight = self._background.submit(self._commit, save, decision, failure, loader, numbers)
+        self._in_flight = self._background.submit(lambda: self._commit(save, decision, failure, loader, numbers))
         try:
             if copy is not None:
                 copy()

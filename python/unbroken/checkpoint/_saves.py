@@ -61,6 +61,10 @@ class Save:
         and TimeoutError when `timeout` seconds have passed."""
         try:
             return self.durable.result(timeout)
+        except TimeoutError:
+            if self.durable.done():
+                raise
+            raise TimeoutError(f"save step {self.step}: not durable within {timeout} s; it goes on") from None
         finally:
             self.raised = self.durable.done()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -21,9 +22,13 @@ class StopSignals:
     """Turns the first signal into `requested`; the second one does what it would have done without us."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.since: float | None = None  # when the first one came, by time.monotonic()
         self._pid = os.getpid()
         self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        return self.since is not None
 
     def install(self) -> None:
         """Only Python's main thread may; elsewhere signals stay as they are."""
@@ -43,7 +48,7 @@ class StopSignals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() == self._pid and not self.requested:
-            self.requested = True
+            self.since = time.monotonic()
             name = signal.Signals(number).name
             _logger.warning("%s: the step after the one in progress is saved, then this run ends", name)
             return

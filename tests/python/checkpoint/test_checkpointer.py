@@ -1,14 +1,17 @@
 """What the Checkpointer does when it is called: when it saves, what it refuses, what it returns."""
 
+import gc
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
-from checkpoint_parts import Training, differences
+from checkpoint_parts import Training, differences, reseal
 
 import unbroken
 from unbroken import errors
@@ -56,9 +59,6 @@ def steps(root):
 
 
 def test_importing_unbroken_imports_no_torch():
-    import subprocess
-    import sys
-
     script = "import unbroken, sys; assert 'torch' not in sys.modules; unbroken.Every(steps=1); unbroken.load"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
 
@@ -228,6 +228,32 @@ def test_closing_without_a_resume_leaves_nothing(tmp_path):
     assert not (tmp_path / "root").exists()
 
 
+def test_a_process_that_ends_without_close_ends_after_its_save(tmp_path):
+    """32 MiB, so that the save is still in flight when the script is at its end."""
+    script = """
+import sys, torch, unbroken
+run = unbroken.Checkpointer(sys.argv[1], {"x": torch.ones(1 << 23)})
+run.resume()
+run.step()
+run.save()
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, timeout=100)
+    assert unbroken.load(tmp_path, {"x": torch.zeros(1 << 23)}) == 1
+
+
+def test_a_checkpointer_that_is_dropped_takes_its_thread_along(tmp_path):
+    before = set(threading.enumerate())
+    run = unbroken.Checkpointer(tmp_path, {"x": torch.ones(3)}, signals=False)
+    run.resume()
+    run.step()
+    run.save().wait()
+    (thread,) = set(threading.enumerate()) - before
+    del run
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_forked_child_cannot_use_it(tmp_path):
     with unbroken.Checkpointer(tmp_path, {"x": torch.ones(3)}) as run:
         run.resume()
@@ -386,6 +412,7 @@ def test_newest_is_by_step_and_not_by_clock(tmp_path):
             run.step()
             run.save().wait()
     for age, name in enumerate(attempts(tmp_path)):
+        reseal(tmp_path / name / "manifest.json", time_ms=1_000_000_000_000 - age * 1_000_000)
         for path in [tmp_path / name, *(tmp_path / name).iterdir()]:
             os.utime(path, (1_000_000_000 - age * 1000, 1_000_000_000 - age * 1000))
     with unbroken.Checkpointer(tmp_path, state) as run:

@@ -1,12 +1,14 @@
 """SIGTERM and SIGUSR1: save at the end of a step, leave with code 75, and go on from there."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +106,82 @@ def test_a_second_signal_leaves_at_once(tmp_path, started):
     one.popen.send_signal(signal.SIGUSR1)
     one.popen.send_signal(signal.SIGCONT)
     assert -one.finish() in (signal.SIGTERM, signal.SIGUSR1)
+
+
+SLOW = """
+    import logging, sys, time
+    import torch
+    import unbroken
+    from unbroken.checkpoint import _checkpointer
+
+    _checkpointer._STOP_SECONDS = 1.0
+    logging.basicConfig(level=logging.INFO)
+    root, how = sys.argv[1:]
+    state = {"x": torch.zeros(1000)}
+    every = unbroken.Every(steps=1) if how == "in flight" else None
+    run = unbroken.Checkpointer(root, state, every=every, keep=None)
+    run.resume()
+    for step in range(1, 1000):
+        state["x"].fill_(step)
+        run.step()
+        if step == 2 or how == "explicit":
+            run.save()
+        if step == 2:
+            run.last_save.wait()
+            print("ready", flush=True)
+            sys.stdin.readline()
+        time.sleep(0.02)
+"""
+DELAY_SECONDS = 1000
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("how", ["at the stop", "in flight", "explicit", "in a with block"])
+def test_a_disk_that_is_too_slow_does_not_keep_the_run_from_leaving_in_time(tmp_path, how):
+    """Every fdatasync takes much longer than the test waits; it may be the last save's or that of the one before."""
+    script = textwrap.dedent(SLOW)
+    if how == "in a with block":
+        head, body = script.split("run.resume()")
+        script = f"{head}with run:\n" + textwrap.indent(f"run.resume(){body}", "    ")
+    one = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run"), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    tracer = None
+    try:
+        assert one.stdout.readline() == "ready\n"
+        slow = ["-e", "trace=fdatasync", "-e", f"inject=fdatasync:delay_enter={DELAY_SECONDS}s"]
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-o", tmp_path / "log", *slow, "-p", str(one.pid)], stderr=subprocess.PIPE, text=True
+        )
+        assert "attached" in tracer.stderr.readline()
+        one.stdin.write("go\n")
+        one.stdin.flush()
+        if how in ("in flight", "explicit"):  # the slow save is there already
+            wait_for(lambda: "fdatasync" in (tmp_path / "log").read_text())
+        one.send_signal(signal.SIGTERM)
+        wait_for(lambda: "State:\tZ" in Path(f"/proc/{one.pid}/status").read_text())
+        tracer.kill()  # strace holds on to a thread that it delays, even when its process has ended
+        _, log = one.communicate(timeout=60)
+    finally:
+        if tracer is not None:
+            tracer.kill()
+            tracer.wait()
+        one.kill()
+        one.wait()
+    assert one.returncode == 75, log
+    assert "is not durable within 1 s of the signal" in log
+    assert unbroken.load(tmp_path / "run", {"x": torch.zeros(1000)}) == 2
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_signal_to_the_whole_group_leaves_loader_workers_alone(tmp_path, started):

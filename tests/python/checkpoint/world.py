@@ -249,7 +249,7 @@ def back_to_back_saves_with_barriers_in_the_trainer(world: World) -> None:
             dist.all_reduce(torch.ones(1000))
     world.equal((run.stats.durable, run.stats.deferred))
     assert run.stats.failed == 0
-    assert run.stats.durable >= 3
+    assert run.stats.durable >= 1
 
 
 @scenario

@@ -25,9 +25,10 @@ def measure():
 
 
 def test_200_saves_leave_what_the_third_left(tmp_path):
-    """S4, S5, S7. Of 8 MB, or of UNBROKEN_TEST_SAVE_MB, and a value that changes its length each time."""
+    """S4, S5, S7. Of 16 MB, or of UNBROKEN_TEST_SAVE_MB, and a value that changes its length each time."""
+    megabytes = int(os.environ.get("UNBROKEN_TEST_SAVE_MB", "16"))
     state = {
-        "x": [torch.randn(1 << 18) for _ in range(int(os.environ.get("UNBROKEN_TEST_SAVE_MB", "8")))],
+        "x": [torch.randn(1 << 18) for _ in range(megabytes)],
         "log": "",
         "deep": {str(i): i for i in range(50)},
     }
@@ -38,13 +39,14 @@ def test_200_saves_leave_what_the_third_left(tmp_path):
             state["log"] = "x" * (i * 37 % 5000)
             run.step()
             run.save().wait()
-            if i in (2, 20, 199):
+            if i in (2, 199):
                 seen.append(measure())
     assert run.stats.durable == 200
     assert run.stats.plans == 1
     for name in ("descriptors", "threads", "python threads"):
         assert len({one[name] for one in seen}) == 1, (name, seen)
-    assert seen[-1]["resident"] - seen[1]["resident"] < 8 << 20, seen
+    # What the allocator keeps varies by some MB; one more image, or 16 kB a save, would show.
+    assert seen[1]["resident"] - seen[0]["resident"] < 3 << 20, seen
     assert len(list(tmp_path.glob("step-*"))) == 2
 
 
@@ -104,20 +106,31 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor(float(index))
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_saves_with_forked_loader_workers_alive_cost_no_page_faults(tmp_path, workers):
     """A fork shares memory until it is written to: an arena that a forked worker holds would fault in every page of
-    every copy. It is kept out of forks. Counted here in faults, as time on a busy machine says little."""
+    the next copy. It is kept out of forks. Counted here in faults, as time on a busy machine says little.
+
+    Each epoch forks workers anew, and the arena is there from the first save on: of the faults that the copies cost, an
+    epoch's first one would show all. It is not let run into the next epoch, so that its workers stay alive.
+    """
     nbytes = 64 << 20
     state = {"x": torch.zeros(nbytes // 4)}
-    loader = unbroken.data.DataLoader(Numbers(), global_batch_size=8, seed=1, num_workers=workers)
     faults = []
-    with unbroken.Checkpointer(tmp_path, state, loader, keep=unbroken.Keep(last=1)) as run:
-        for _ in run.batches(until=8):
-            if run.step_number >= 2:
-                run.last_save.wait() if run.last_save else None
-                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-                run.save()
-                faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    with unbroken.Checkpointer(tmp_path, state, keep=unbroken.Keep(last=1), signals=False) as run:
+        run.resume()
+        run.step()
+        run.save().wait()
+        for _ in range(3):
+            loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=workers)
+            batches = iter(loader)
+            next(batches)
+            run.step()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            run.save()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            run.last_save.wait()
+            next(batches)  # they were alive all the time
+            del batches
     pages = nbytes // 4096
-    assert sorted(faults)[len(faults) // 2] < pages // 20, faults
+    assert max(faults) < pages // 4, faults

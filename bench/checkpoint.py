@@ -20,7 +20,7 @@ def measure(place: Path, nbytes: int, effort: Effort, notes: list[str]) -> list[
     return [*first, *later, *_loads(place / "loads", nbytes, size, effort, notes)]
 
 
-def _round_of(peers: list[Peer], work: Callable[[Peer], None], notes: list[str]) -> None:
+def _round_of(peers: list[Peer], work: Callable[[Peer], object], notes: list[str]) -> None:
     for peer in list(peers):
         try:
             work(peer)

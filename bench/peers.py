@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ours import FINISHED, Flight, measure_save
 from rows import available_bytes, say
 from state import copy_into, nbytes_of, tensors
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 _WRITERS = 2
 
@@ -126,6 +127,7 @@ class DcpAsync(Dcp):
 
     def begin(self, state: dict[str, Any]) -> Flight:
         future = dcp.async_save(state, storage_writer=self.writer(), no_dist=self.no_dist)
+        assert isinstance(future, Future)
         return Flight(wait=future.result, done=future.done)
 
 
@@ -156,6 +158,7 @@ class DcpReused(Dcp):
             async_checkpointer_type=self.kind,
             no_dist=self.no_dist,
         )
+        assert isinstance(response, AsyncSaveResponse)
         response.staging_completion.result()
         return Flight(wait=response.upload_completion.result, done=response.upload_completion.done)
 

@@ -135,7 +135,7 @@ class _Bench:
 
     def _loads(self, ours: Ours, peer: Peer) -> list[Row]:
         cold = Row(f"{self.size}: load, cold, both need all (x one cold read)", 1.3)
-        from_disk = Row(f"{self.size}: load, cold: read from the disk (x state)", unit="bytes")
+        from_disk = Row(f"{self.size}: load, cold: read from the disk (x state)", unit="MiB")
         processor = Row(f"{self.size}: load, cold: CPU of both (x one cold read)")
         plain = self.place / "floor"
         sink = floors.Memory(self.nbytes) if self.rank == 0 else None
@@ -146,7 +146,7 @@ class _Bench:
             before, used = _disk_bytes(), _cpu_seconds()
             seconds = self._both(lambda: ours.load(self.state))
             cold.add(seconds, floor)
-            from_disk.add(self._sum(_disk_bytes() - before), float(self.nbytes))
+            from_disk.add(self._sum(_disk_bytes() - before) / 2**20, self.nbytes / 2**20)
             processor.add(self._sum(_cpu_seconds() - used), floor)
             self._drop(peer.path)
             cold.add_peer(peer.name, self._both(lambda: peer.load(self.plain)))

@@ -124,11 +124,15 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: until every row is decided, but no longer than `seconds`, nor less than `least` rounds."""
+    """How long to measure: until every row is decided, but no longer than `seconds`, nor less than `least` rounds.
+
+    `hurry`: the time counts more than the rounds.
+    """
 
     least: int = LEAST_ROUNDS
     most: int = 60
     seconds: float = 60.0
+    hurry: bool = False
 
     def rounds(self, rows: Sequence[Row], label: str) -> Iterator[int]:
         """Counts rounds. `rows` may grow while it runs."""
@@ -136,7 +140,8 @@ class Effort:
         for number in range(self.most):
             spent = time.monotonic() - begin
             unclear = [row.name for row in rows if row.met() == "unclear"]
-            if number >= self.least and (not unclear or spent > self.seconds):
+            enough = number >= self.least or (self.hurry and number > 0)
+            if (number >= self.least and not unclear) or (enough and spent > self.seconds):
                 break
             say(f"{label}: round {number + 1}, {spent:.0f} s so far, {len(unclear)} rows unclear")
             yield number

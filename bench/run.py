@@ -56,7 +56,7 @@ def _of_size(
 def _effort(seconds: float, *, quick: bool, rounds: int | None) -> Effort:
     if rounds is not None:
         return Effort(least=rounds, most=rounds)
-    return Effort(seconds=seconds if quick else 5 * seconds, most=30 if quick else 100)
+    return Effort(seconds=seconds if quick else 5 * seconds, most=30 if quick else 100, hurry=quick)
 
 
 def _arguments() -> argparse.Namespace:
@@ -89,6 +89,7 @@ def main() -> int:
     for name, seconds, part in _parts(sizes, quick, notes):
         if arguments.only and not any(word in name for word in arguments.only):
             continue
+        started = time.monotonic()
         place = arguments.place / f"unbroken-bench-{os.getpid()}"
         place.mkdir(parents=True)
         try:
@@ -100,6 +101,7 @@ def main() -> int:
             say(notes[-1])
         finally:
             shutil.rmtree(place, ignore_errors=True)
+            say(f"{name}: done in {time.monotonic() - started:.0f} s")
     settings = {
         "quick": quick,
         "minutes": round((time.monotonic() - begin) / 60, 1),

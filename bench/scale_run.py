@@ -38,7 +38,7 @@ from unbroken.checkpoint._plan import Item, LocalPlan, agree
 from unbroken.checkpoint._state import State
 
 _WIDTH = 16
-_SECONDS = 600.0
+_SECONDS = 3600.0
 _WRITING_AT_ONCE = 4
 _LATER_SAVES = 6
 
@@ -90,7 +90,9 @@ class _World:
         self.found: dict[str, Any] = {"ranks": ranks, "tensors": tensors}
 
     def _saver(self, rank: int) -> _engine.Saver:
-        return _engine.Saver(self.store, self.board, self.start, rank=rank, world_size=self.ranks)
+        return _engine.Saver(
+            self.store, self.board, self.start, rank=rank, world_size=self.ranks, vote_timeout_seconds=_SECONDS
+        )
 
     def plan(self) -> None:
         """Twice: for the time, and beside a spinning thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import floors
@@ -65,6 +66,7 @@ def _bounded(root: Path, saves: int, nbytes: int) -> None:
         ours.step()
         ours.begin().wait()
         if number in (3, saves):
+            time.sleep(1)  # what the save leaves to be done after it, is done
             found["third" if number == 3 else "last"] = _held()
     ours.close()
     print(json.dumps(found))

@@ -69,8 +69,12 @@ struct ChunkRead {
   const ShardFile* file = nullptr;
   std::uint64_t chunk = 0;
   std::vector<Piece> pieces;
+
+  std::uint64_t bytes() const { return std::min(kChunkBytes, file->length - chunk * kChunkBytes); }
 };
 
+// So many chunks are being fetched while one is read: what keeps a disk busy that answers many requests at once.
+constexpr std::size_t kChunksAhead = 6;
 // A block is checksummed right after it was read, while it is in the processor's cache.
 constexpr std::uint64_t kBlockBytes = 512 * 1024;
 // Shorter pieces go through a buffer, many at once: a system call costs more than copying them does.
@@ -141,14 +145,28 @@ class ChunkReading {
 };
 
 Status read_chunk(ChunkRead& task, std::string_view attempt) {
-  const std::uint64_t begin = task.chunk * kChunkBytes;
-  const std::uint64_t bytes = std::min(kChunkBytes, task.file->length - begin);
-  UNBROKEN_ASSIGN(const std::uint32_t crc, ChunkReading(task).run(bytes));
+  UNBROKEN_ASSIGN(const std::uint32_t crc, ChunkReading(task).run(task.bytes()));
   if (crc != task.file->chunk_crcs[task.chunk]) {
+    const std::uint64_t begin = task.chunk * kChunkBytes;
     return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
-                                                  join_path(attempt, task.file->name), begin, begin + bytes));
+                                                  join_path(attempt, task.file->name), begin, begin + task.bytes()));
   }
   return {};
+}
+
+// Reads all, in order, and calls `done` with the bytes of each from the thread that read it.
+Status read_chunks(std::span<ChunkRead> tasks, std::string_view attempt, int threads,
+                   const std::function<void(std::uint64_t)>& done) {
+  const auto announce = [&](std::size_t i) {
+    if (i < tasks.size()) tasks[i].reader->will_need(tasks[i].chunk * kChunkBytes, tasks[i].bytes());
+  };
+  for (std::size_t i = 0; i < kChunksAhead; ++i) announce(i);
+  return parallel_for(tasks.size(), threads, [&](std::size_t i) -> Status {
+    announce(i + kChunksAhead);
+    UNBROKEN_TRY(read_chunk(tasks[i], attempt));
+    done(tasks[i].bytes());
+    return {};
+  });
 }
 
 Result<std::unique_ptr<Reader>> open_checked(Store& store, std::string_view attempt, const ShardFile& file) {
@@ -297,7 +315,7 @@ Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
       tasks.push_back({open_file.reader.get(), open_file.file, chunk, std::move(pieces)});
     }
   }
-  return parallel_for(tasks.size(), threads, [&](std::size_t i) { return read_chunk(tasks[i], attempt_); });
+  return read_chunks(tasks, attempt_, threads, [](std::uint64_t) {});
 }
 
 Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
@@ -310,13 +328,12 @@ Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t
     UNBROKEN_ASSIGN(const RankPart* part, this->part(rank));
     for (const auto& file : part->files) {
       UNBROKEN_ASSIGN(const auto reader, open_checked(store_, attempt_, file));
-      UNBROKEN_TRY(parallel_for(chunk_count(file.length), threads, [&](std::size_t chunk) -> Status {
-        ChunkRead task{reader.get(), &file, chunk, {}};
-        UNBROKEN_TRY(read_chunk(task, attempt_));
-        const std::uint64_t bytes = std::min(kChunkBytes, file.length - chunk * kChunkBytes);
+      std::vector<ChunkRead> tasks;
+      for (std::uint64_t chunk = 0; chunk < chunk_count(file.length); ++chunk)
+        tasks.push_back({reader.get(), &file, chunk, {}});
+      UNBROKEN_TRY(read_chunks(tasks, attempt_, threads, [&](std::uint64_t bytes) {
         const std::uint64_t now = done.fetch_add(bytes) + bytes;
         if (progress) progress(now, total);
-        return {};
       }));
     }
   }

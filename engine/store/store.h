@@ -64,6 +64,8 @@ class Reader {
   virtual std::uint64_t size() const = 0;  // at the time of open
   // Fills all of `into` from `offset`; kDamaged when the object ends before that.
   virtual Status read_at(std::uint64_t offset, std::span<std::byte> into) = 0;
+  // Says that this range is going to be read soon: a store that can begins to fetch it. Returns at once.
+  virtual void will_need(std::uint64_t /*offset*/, std::uint64_t /*length*/) {}
 };
 
 struct OpenOptions {

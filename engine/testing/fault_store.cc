@@ -200,6 +200,7 @@ class FaultReader final : public Reader {
     return store_.perform<Status>({.name = "read_at", .path = path_, .bytes = into.size()}, life_,
                                   [&] { return wrapped_->read_at(offset, into); });
   }
+  void will_need(std::uint64_t offset, std::uint64_t length) override { wrapped_->will_need(offset, length); }
 
  private:
   FaultStore& store_;

@@ -112,6 +112,12 @@ class PosixReader final : public Reader {
     return {};
   }
 
+  void will_need(std::uint64_t offset, std::uint64_t length) override {
+    if (options_.direct) return;
+    static_cast<void>(
+        ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED));
+  }
+
  private:
   ssize_t read_some(std::uint64_t offset, std::span<std::byte> into) {
     const auto read = [&] { return ::pread(fd_.get(), into.data(), into.size(), static_cast<off_t>(offset)); };

@@ -2,8 +2,9 @@
 
 What we inject ourselves shares our blind spots, so here the engine is the one that is shipped and the fault comes from
 the kernel's side. A process that has imported torch and unbroken forks a child for each point; strace attaches to it
-and injects a fault at the n-th call of one system call that changes files. The child resumes a run that has three
-checkpoints, trains on, saves twice and retains.
+and injects a fault at the n-th call of one system call that changes files. There are three scenes: the child resumes a
+run that has checkpoints, trains on, saves twice and retains; it is the first start, on a root that is not there; it
+resumes where the file system has no links, and names are made in another way.
 
 - KILL, EIO, ENOSPC: afterwards two fresh starts, one after the other, must find the same checkpoint, at least as new as
   the newest that the child had reported durable, with exactly the state of that step.
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import hashlib
+import importlib
 import itertools
 import json
 import logging
@@ -42,9 +45,10 @@ import torch
 
 import unbroken
 
-# All system calls by which the engine changes files. strace counts the calls of each thread, so `when` is the n-th of
-# some thread.
+# All system calls by which the engine changes files; of openat only those count that create. strace counts the calls of
+# each thread, so `when` is the n-th of some thread.
 SYSCALLS = (
+    "openat",
     "fallocate",
     "pwrite64",
     "ftruncate",
@@ -59,17 +63,43 @@ SYSCALLS = (
 FAULTS = ("KILL", "EIO", "ENOSPC", "STOP", "STOP-IDLE")
 # What these cannot say: a name or a sync has no need of space.
 IMPOSSIBLE = {("ENOSPC", call) for call in ("unlinkat", "ftruncate")}
-FIRST_STEPS, STEPS, SAVE_EVERY, KEEP = 6, 4, 2, 2
+FIRST_STEPS, SAVE_EVERY, KEEP = 6, 2, 2
 SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the victim does, and what of it is hit."""
+
+    name: str
+    first_steps: int  # of the run before it; 0: there is none, and no root
+    steps: int
+    calls: tuple[str, ...] = SYSCALLS
+    always: tuple[str, ...] = ()  # faults that are there all the time
+
+    def options(self, call: str) -> list[str]:
+        also = [fault.split("=")[1].split(":")[0] for fault in self.always]
+        return [f"trace={','.join([call, *also])}", *self.always]
+
+
+SCENES = (
+    Scene("resumed", FIRST_STEPS, 4),
+    Scene("first-start", 0, 2),
+    Scene("no-links", FIRST_STEPS, 2, ("renameat2",), ("inject=linkat:error=EPERM",)),
+)
 
 
 @dataclass(frozen=True)
 class Point:
     """One fault: the `when`-th `call` of a thread."""
 
+    scene: Scene
     call: str
     when: int
     fault: str
+
+    def __str__(self) -> str:
+        return f"{self.scene.name}-{self.call}-{self.when}-{self.fault}"
 
     def injection(self) -> str:
         kind, _, _ = self.fault.partition("-")
@@ -117,11 +147,13 @@ class Event:
 def run(root: Path, report: Path, steps: int, *, life: int = 0, save_every: int = SAVE_EVERY) -> None:
     """The run: resumes, trains `steps` steps, saves, retains; says in `report` what became durable."""
     state = make_state()
-    with unbroken.Checkpointer(root, state, keep=unbroken.Keep(last=KEEP), vote_timeout=SECONDS, signals=False) as run:
+    with (
+        report.open("a", buffering=1) as file,
+        unbroken.Checkpointer(root, state, keep=unbroken.Keep(last=KEEP), vote_timeout=SECONDS, signals=False) as run,
+    ):
 
         def say(what: str, step: int) -> None:
-            with report.open("a") as file:
-                file.write(json.dumps([what, run.generation, step, digest(state)]) + "\n")
+            file.write(json.dumps([what, run.generation, step, digest(state)]) + "\n")
 
         first = run.resume()
         say("resumed", first)
@@ -169,13 +201,14 @@ def fork(work: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def await_exit(pid: int) -> int:
+def await_exit(pid: int, between: Callable[[], None] = lambda: None) -> int:
     """The child's exit code, or minus the signal that ended it. TimeoutError when it hangs."""
     deadline = time.monotonic() + 2 * SECONDS
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        between()
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -207,6 +240,15 @@ def traced(
                 when_stopped()
             finally:
                 os.kill(pid, signal.SIGCONT)
+            woken = 1
+
+            def wake() -> None:  # another thread may come to its n-th call, too
+                nonlocal woken
+                if log.read_text().count("--- SIGSTOP {") > woken:
+                    woken += 1
+                    os.kill(pid, signal.SIGCONT)
+
+            return await_exit(pid, wake)
         return await_exit(pid)
     finally:
         tracer.wait(timeout=SECONDS)
@@ -239,70 +281,96 @@ def _await_stop(pid: int, log: Path) -> bool:
 
 
 class Campaign:
-    """All points on copies of one prepared run."""
+    """All points, each on a root of its own."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.template = place / "template"
-        self.expected = digests(FIRST_STEPS + STEPS)
-        report = place / "template.report"
-        if await_exit(fork(lambda: run(self.template, report, FIRST_STEPS))) != 0:
+        self.expected = digests(FIRST_STEPS + max(scene.steps for scene in SCENES))
+        report, modules = place / "template.report", place / "template.modules"
+
+        def prepare() -> None:
+            run(self.template, report, FIRST_STEPS)
+            modules.write_text("\n".join(sys.modules))
+
+        if await_exit(fork(prepare)) != 0:
             raise RuntimeError("the run without a fault failed")
+        # What a run imports is there before the forks: the faults are not for Python's own files, and all goes faster.
+        for name in modules.read_text().splitlines():
+            with contextlib.suppress(ImportError):  # some are no modules of their own
+                importlib.import_module(name)
 
     def points(self) -> list[Point]:
-        """Every call that a run without a fault makes, times every fault."""
-        root, log = self._copy("count"), self.place / "count.log"
-        code = traced(lambda: run(root, self.place / "count.report", STEPS), log, f"trace={','.join(SYSCALLS)}")
-        if code != 0:
-            raise RuntimeError(f"the traced run without a fault ended with {code}")
-        per_thread: collections.Counter[tuple[str, str]] = collections.Counter()
-        for line in log.read_text().splitlines():
-            if found := re.match(r"(\d+) +(\w+)\(", line):
-                per_thread[found[1], found[2]] += 1
-        most = {call: max((n for (_, name), n in per_thread.items() if name == call), default=0) for call in SYSCALLS}
-        shutil.rmtree(root)
+        """Every call that changes files in a run without a fault, times every fault."""
         return [
-            Point(call, when, fault)
-            for call, count in most.items()
-            for when in range(1, count + 1)
+            Point(scene, call, when, fault)
+            for scene in SCENES
+            for call, places in self._calls(scene).items()
+            for when in places
             for fault in FAULTS
             if (fault, call) not in IMPOSSIBLE
         ]
+
+    def _calls(self, scene: Scene) -> dict[str, list[int]]:
+        """For each call, as the how-manyth of some thread it changes files."""
+        name = f"count-{scene.name}"
+        root, log = self._root(scene, name), self.place / f"{name}.log"
+        options = scene.options(",".join(scene.calls))
+        code = traced(lambda: run(root, self.place / f"{name}.report", scene.steps), log, *options)
+        if code != 0:
+            raise RuntimeError(f"the traced run without a fault ended with {code}")
+        seen: collections.Counter[tuple[str, str]] = collections.Counter()
+        changes: dict[str, set[int]] = {call: set() for call in scene.calls}
+        others: set[int] = set()  # openat elsewhere: of Python, say
+        below = re.compile(re.escape(str(root)) + '[/>"]')
+        for line in log.read_text().splitlines():
+            if found := re.match(r"(\d+) +(\w+)\((.*)", line):
+                thread, call, rest = found.groups()
+                seen[thread, call] += 1
+                if call == "openat" and not below.search(rest):
+                    others.add(seen[thread, call])
+                elif call in changes and (call != "openat" or "O_CREAT" in rest):
+                    changes[call].add(seen[thread, call])
+        if not all(changes[call] for call in scene.calls if call not in ("mkdir", "mkdirat")):
+            raise RuntimeError(f"{scene.name}: some call does not come: {changes}")
+        shutil.rmtree(root)
+        # A fault hits the n-th call of every thread: no call of something else may be among them.
+        return {call: sorted(places - others if call == "openat" else places) for call, places in changes.items()}
 
     def check(self, point: Point) -> str:
         """Injects the fault; returns how the victim ended. AssertionError says what did not hold."""
         return self._check_stop(point) if point.fault.startswith("STOP") else self._check_fault(point)
 
     def _check_fault(self, point: Point) -> str:
-        name = f"{point.call}-{point.when}-{point.fault}"
-        root, report, log = self._copy(name), self.place / f"{name}.report", self.place / f"{name}.log"
-        code = traced(lambda: run(root, report, STEPS), log, f"trace={point.call}", point.injection())
+        name, scene = str(point), point.scene
+        root, report, log = self._root(scene, name), self.place / f"{name}.report", self.place / f"{name}.log"
+        code = traced(lambda: run(root, report, scene.steps), log, *scene.options(point.call), point.injection())
         assert code != 3, "an exception that is not the engine's ended the run"
         if point.fault == "KILL":
             assert code in (-signal.SIGKILL, 0), f"the victim ended with {code}"
-        durable = max([FIRST_STEPS, *(event.step for event in read_report(report))])
+        durable = max([scene.first_steps, *(event.step for event in read_report(report))])
         first, second = (self._resume(root, name) for _ in range(2))
         assert first["step"] >= durable, f"step {durable} was durable, the next start found {first['step']}"
         assert first["digest"] == self.expected[first["step"]], f"the state of step {first['step']} has other bits"
         assert first == second, f"two starts in a row found {first} and {second}"
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)
         log.unlink()
         return "killed" if code < 0 else "went on" if code == 0 else "stopped with an error"
 
     def _check_stop(self, point: Point) -> str:
-        name = f"{point.call}-{point.when}-{point.fault}"
-        root, log = self._copy(name), self.place / f"{name}.log"
+        name, scene = str(point), point.scene
+        root, log = self._root(scene, name), self.place / f"{name}.log"
         reports = [self.place / f"{name}.report{life}" for life in (0, 1)]
-        every = STEPS + 100 if point.fault == "STOP-IDLE" else SAVE_EVERY
+        every = 1000 if point.fault == "STOP-IDLE" else SAVE_EVERY
         taken: list[int] = []
 
         def take_over() -> None:
-            taken.append(await_exit(fork(lambda: run(root, reports[1], STEPS, life=1, save_every=every))))
+            taken.append(await_exit(fork(lambda: run(root, reports[1], scene.steps, life=1, save_every=every))))
 
         code = traced(
-            lambda: run(root, reports[0], STEPS),
+            lambda: run(root, reports[0], scene.steps),
             log,
-            f"trace={point.call}",
+            *scene.options(point.call),
             point.injection(),
             when_stopped=take_over,
         )
@@ -327,9 +395,10 @@ class Campaign:
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 
-    def _copy(self, name: str) -> Path:
+    def _root(self, scene: Scene, name: str) -> Path:
         root = self.place / name
-        shutil.copytree(self.template, root)
+        if scene.first_steps:
+            shutil.copytree(self.template, root)
         return root
 
 
@@ -361,7 +430,9 @@ def main() -> int:
                 ends[point.fault, campaign.check(point)] += 1
             except (AssertionError, TimeoutError) as failure:
                 failures += 1
-                print(f"FAILED {point}: {failure}", flush=True)
+                log = campaign.place / f"{point}.log"
+                tail = "\n  ".join(log.read_text().splitlines()[-20:]) if log.exists() else "there is no log"
+                print(f"FAILED {point}: {failure}\n  {tail}", flush=True)
     for (fault, end), count in sorted(ends.items()):
         print(f"{fault:9} {end:22} {count}")
     print(f"{len(chosen) - failures} passed, {failures} failed")

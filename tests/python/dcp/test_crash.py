@@ -16,7 +16,7 @@ from saver_process import a_state
 
 HERE = Path(__file__).parent
 CHANGES = ["unlinkat", "linkat", "rename", "renameat", "renameat2", "pwrite64", "ftruncate", "fallocate"]
-CHANGES += ["fsync", "fdatasync", "mkdir", "mkdirat"]
+CHANGES += ["fsync", "fdatasync", "mkdir", "mkdirat", "openat"]
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

@@ -259,11 +259,15 @@ using Slots = std::vector<std::optional<std::string>>;
 
 // `.metadata` is made in Python, on the engine's thread.
 auto metadata_maker(const nb::object& callback) {
-  return [&callback](std::span<const std::optional<std::string>> slots) -> Result<std::string> {
+  return [&callback](std::span<const std::optional<std::string>> slots) -> Result<MadeMetadata> {
     const nb::gil_scoped_acquire acquired;
     try {
-      const auto made = nb::cast<nb::bytes>(callback(Slots(slots.begin(), slots.end())));
-      return std::string(view_of(made));
+      auto made = std::make_unique<nb::bytes>(nb::cast<nb::bytes>(callback(Slots(slots.begin(), slots.end()))));
+      const std::string_view bytes = view_of(*made);
+      return MadeMetadata{.bytes = bytes, .owner = {made.release(), [](const nb::bytes* owned) {
+                                                      const nb::gil_scoped_acquire held;
+                                                      delete owned;
+                                                    }}};
     } catch (nb::python_error& raised) {
       return error_of_python(raised, "make .metadata", Code::kInvalidArgument);
     } catch (const std::exception& exception) {

@@ -48,11 +48,11 @@ constexpr double kSliceSeconds = 0.25;
 constexpr auto kSettleInterval = std::chrono::milliseconds(100);
 
 // Readers refuse longer documents.
-Status check_readable(const std::string& path, std::uint64_t bytes) {
-  if (bytes <= kMaxJsonBytes) return {};
+Status check_readable(const std::string& path, std::uint64_t bytes, std::uint64_t most) {
+  if (bytes <= most) return {};
   return make_error(Code::kUnsupported,
                     fmt::format("write {}: {} are more than can be read again ({}); the state has too many entries",
-                                path, format_bytes(bytes), format_bytes(kMaxJsonBytes)));
+                                path, format_bytes(bytes), format_bytes(most)));
 }
 
 double seconds_since(Deadline::Clock::time_point start) {
@@ -267,8 +267,9 @@ class Attempt {
     UNBROKEN_CRASH_POINT("commit.4.votes_counted");
     std::vector<std::optional<std::string>> slots;
     for (const auto& vote : votes) slots.push_back(vote->object_slots);
-    UNBROKEN_ASSIGN(const std::string marker, request_.metadata(slots));
-    UNBROKEN_TRY(check_readable(path(kMarkerName), marker.size()));
+    UNBROKEN_ASSIGN(const MadeMetadata made, request_.metadata(slots));
+    const std::string_view marker = made.bytes;
+    UNBROKEN_TRY(check_readable(path(kMarkerName), marker.size(), kMaxMetadataBytes));
     UNBROKEN_TRY(write_root(votes, marker));
     UNBROKEN_TRY(check_fence(store_, life_));
     UNBROKEN_CRASH_POINT("commit.6.generations_checked");
@@ -291,7 +292,7 @@ class Attempt {
                       .versions = request_.versions};
     for (const auto& vote : votes) manifest.parts.push_back(vote->part);
     const std::string document = encode(manifest);
-    UNBROKEN_TRY(check_readable(path(kManifestName), document.size()));
+    UNBROKEN_TRY(check_readable(path(kManifestName), document.size(), kMaxJsonBytes));
     // What could not be read again must not be committed.
     if (const auto read = decode_manifest(document, path(kManifestName)); !read) return read.error();
     UNBROKEN_TRY(write_small_file(store_, path(kManifestName), document));
@@ -308,7 +309,7 @@ class Attempt {
     while (true) {
       const Status published = store_.publish(path(kMarkerName), bytes_of(marker));
       if (published && store_.abilities().atomic_publish) break;
-      const auto there = store_.read(path(kMarkerName), kMaxJsonBytes);
+      const auto there = store_.read(path(kMarkerName), kMaxMetadataBytes);
       if (there && *there == marker) break;
       const bool absent = !there && there.error().code == Code::kNotFound;
       if (absent && !published && !published.error().retryable && published.error().code != Code::kUnknown) {

@@ -25,7 +25,8 @@ inline constexpr std::uint64_t kChunkBytes = 4 * kMiB;
 inline constexpr std::string_view kMarkerName = ".metadata";
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kRetiredName = "retired";
-inline constexpr std::uint64_t kMaxJsonBytes = 256 * kMiB;  // no honest document is longer
+inline constexpr std::uint64_t kMaxJsonBytes = 256 * kMiB;    // no honest document is longer
+inline constexpr std::uint64_t kMaxMetadataBytes = 4 * kGiB;  // `.metadata` has an entry for each tensor of each rank
 
 // The place of a checkpoint in the history of a run. Ordered: by step, then by generation, then by sequence.
 struct AttemptKey {

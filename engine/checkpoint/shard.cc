@@ -231,7 +231,7 @@ Result<std::string> read_checked(Store& store, const std::string& path, std::uin
     return make_error(Code::kDamaged,
                       fmt::format("read {}: it has {} bytes, {} were written", path, info.size, length));
   }
-  UNBROKEN_ASSIGN(std::string content, read_patiently([&] { return store.read(path, kMaxJsonBytes); }));
+  UNBROKEN_ASSIGN(std::string content, read_patiently([&] { return store.read(path, length); }));
   if (content.size() != length || crc32c(bytes_of(content)) != crc) {
     return make_error(Code::kDamaged, fmt::format("read {}: the checksum differs from what was written", path));
   }

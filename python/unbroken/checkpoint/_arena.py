@@ -11,7 +11,7 @@ from typing import Any
 from unbroken import _engine
 from unbroken._board import AnyBoard
 from unbroken.checkpoint._image import StagedImage
-from unbroken.checkpoint._metadata import write_metadata
+from unbroken.checkpoint._metadata import no_collection, write_metadata
 from unbroken.checkpoint._pack import Packer
 from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, build_metadata, describe
 from unbroken.checkpoint._state import State, StructureChanged
@@ -158,7 +158,8 @@ class Arena:
         if apart:
             apart.insert(0, 0)
         if not self._metadata or (slots, apart) != self._listed:
-            self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots), apart))
+            with no_collection():
+                self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots), apart))
             self._listed = (slots, apart)
         return self._metadata
 

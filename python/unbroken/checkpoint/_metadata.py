@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import gc
 import io
 import json
 import pathlib
 import pickle
 import platform
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +22,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from unbroken import _engine
 from unbroken.errors import DamagedError, UnsupportedError
 
-__all__ = ["is_plain", "read_metadata", "versions", "write_metadata"]
+__all__ = ["is_plain", "no_collection", "read_metadata", "versions", "write_metadata"]
 
 _CLASSES: dict[tuple[str, str], Any] = {
     (cls.__module__, cls.__qualname__): cls
@@ -88,10 +92,34 @@ class _Unpickler(pickle.Unpickler):
         raise UnsupportedError(f"read .metadata: it names the outside object {pid!r}, which does not belong there")
 
 
+_pauses = 0
+_pauses_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """While it lasts, no search for cycles: among the objects of a large plan there are none, and each search looks at
+    all of them anew, with the GIL held. Any thread."""
+    global _pauses
+    with _pauses_lock:
+        ours = _pauses > 0 or gc.isenabled()  # otherwise the user has turned it off, and it stays so
+        _pauses += ours
+        if ours:
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses -= ours
+            if ours and _pauses == 0:
+                gc.enable()
+
+
 def read_metadata(raw: bytes) -> metadata.Metadata:
     """The Metadata in `raw`. UnsupportedError when it holds what does not belong there, DamagedError if it is none."""
     try:
-        found = _Unpickler(io.BytesIO(raw)).load()
+        with no_collection():
+            found = _Unpickler(io.BytesIO(raw)).load()
     except UnsupportedError:
         raise
     except Exception as error:  # whatever an unpickler stumbles over
@@ -102,7 +130,17 @@ def read_metadata(raw: bytes) -> metadata.Metadata:
 
 
 def write_metadata(value: metadata.Metadata) -> bytes:
-    return pickle.dumps(value)
+    parts: list[bytes] = []
+
+    class Parts:
+        # In Python, so that the interpreter looks after each part whether another thread waits for the GIL: the whole
+        # takes seconds where there are many ranks.
+        def write(self, part: Any) -> int:
+            parts.append(bytes(part))
+            return len(part)
+
+    pickle.Pickler(Parts()).dump(value)
+    return b"".join(parts)
 
 
 def is_plain(value: Any) -> bool:

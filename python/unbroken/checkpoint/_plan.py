@@ -33,6 +33,7 @@ from unbroken import _engine
 from unbroken._board import AnyBoard
 from unbroken.checkpoint._archive import DTYPES
 from unbroken.checkpoint._layout import Box, boxes_of
+from unbroken.checkpoint._metadata import no_collection
 from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix, values_key
 from unbroken.checkpoint._tree import Path
 from unbroken.errors import InvalidArgumentError, SaveFailedError
@@ -372,12 +373,13 @@ def _coordinate(
         own = local.text.encode()
         texts = [own, *_hear(own, told, timeout)]
         parsed = {own: local.items}
-        for text in texts:
-            if text not in parsed:
-                parsed[text] = [Item.from_json(one) for one in json.loads(text)]
-        ranks = _agree_on_ties([[item.of_rank(r) for item in parsed[text]] for r, text in enumerate(texts)])
-        owned = _assign(ranks)
-        _validate(ranks, owned)
+        with no_collection():
+            for text in texts:
+                if text not in parsed:
+                    parsed[text] = [Item.from_json(one) for one in json.loads(text)]
+            ranks = _agree_on_ties([[item.of_rank(r) for item in parsed[text]] for r, text in enumerate(texts)])
+            owned = _assign(ranks)
+            _validate(ranks, owned)
     except Exception as error:
         for r in others:
             board.set(f"{base}/global/{r}", json.dumps({"error": str(error)}).encode())

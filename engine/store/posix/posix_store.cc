@@ -198,9 +198,10 @@ Result<std::unique_ptr<Writer>> PosixStore::create(std::string_view path, std::u
     const int failed = uninterrupted([&] { return ::fallocate(file.get(), 0, 0, size); }) == 0 ? 0 : errno;
     // Where space cannot be reserved, running out of it is found by writing.
     if (failed != 0 && failed != EOPNOTSUPP && failed != ENOSYS && failed != EINVAL) {
-      Error result = error(failed, "reserve space for", path, length);
+      // First, so that what was reserved counts as free again in the message.
+      file = Fd();
       ::unlinkat(place.directory.get(), place.name.c_str(), 0);
-      return result;
+      return error(failed, "reserve space for", path, length);
     }
   }
   Fd direct = open_direct(place, O_WRONLY, file);

@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -450,8 +451,8 @@ def train_on(world: World) -> None:
 
 @scenario
 def die_in_a_save(world: World) -> None:
-    """Rank 1 dies while step 2 is being written; rank 0's attempt fails and names it."""
-    state = {"x": torch.full((1000,), 1.0), "y": torch.ones(5)}
+    """Rank 1 is killed as it writes to its file of step 2; rank 0's attempt fails and names it."""
+    state = {"x": torch.full((5 << 20,), 1.0), "y": torch.full((5 << 20,), 1.0)}  # 20 MiB a rank
     run = unbroken.Checkpointer(world.root, state, keep=None, vote_timeout=2)
     run.resume()
     run.step()
@@ -459,7 +460,10 @@ def die_in_a_save(world: World) -> None:
     dist.barrier()
     state["x"] += 1
     if world.rank == 1:
-        unbroken.Checkpointer._commit = lambda *_: os._exit(9)
+        fault = ["-e", "trace=pwrite64", "-e", "inject=pwrite64:signal=KILL:when=1"]
+        tracer = subprocess.Popen(["strace", "-f", *fault, "-p", str(os.getpid())], stderr=subprocess.PIPE, text=True)
+        assert tracer.stderr is not None
+        assert "attached" in tracer.stderr.readline()
     run.step()
     fails(errors.SaveFailedError, run.save().wait, "rank 1 had not finished")
     (world.root / "survivor").write_text("saw it")
@@ -469,16 +473,22 @@ def die_in_a_save(world: World) -> None:
 @scenario
 def save_the_same_step_again(world: World) -> None:
     """C3, C9: after die_in_a_save. What was left of step 2 is never mixed with the new one."""
-    state = {"x": torch.zeros(1000), "y": torch.zeros(5)}
+    (left,) = (path.parent for path in world.root.glob("step-2-*/__1_0.distcp"))
+    assert not (left / "__1.json").exists()
+    assert (left / "__1_0.distcp").stat().st_blocks > 0
+    state = {"x": torch.zeros(5 << 20), "y": torch.zeros(5 << 20)}
+    dist.barrier()
     with unbroken.Checkpointer(world.root, state, keep=None) as run:
         assert run.resume() == 1
         assert state["x"].unique().tolist() == [1]
         state["x"].fill_(9)
         run.step()
         run.save().wait()
-    loaded = {"x": torch.zeros(1000), "y": torch.zeros(5)}
+    loaded = {"x": torch.zeros(5 << 20), "y": torch.zeros(5 << 20)}
     assert unbroken.load(world.root, loaded) == 2
     assert loaded["x"].unique().tolist() == [9]
+    assert loaded["y"].unique().tolist() == [1]
+    assert left.name not in world.attempts()
     assert [int(name.split("-")[1]) for name in world.attempts()] == [1, 2]
 
 

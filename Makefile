@@ -16,7 +16,7 @@ help:
 	@echo 'make lint     formats, static checks, types, import rules, links (make fmt mends what it can)'
 	@echo 'make asan     C++ tests under the address and undefined-behaviour sanitizers'
 	@echo 'make tsan     C++ tests under the thread sanitizer'
-	@echo 'make crash    every point of the crash matrix and of the strace campaign, and every mutant'
+	@echo 'make crash    every point of the crash matrix and of the strace campaign, every mutant, and what is large'
 	@echo 'make bench    floors, peers and Unbroken side by side'
 	@echo 'make compat   Python tests on each supported version of torch'
 	@echo 'make docs     checks links, and writes the stub of the extension anew'
@@ -64,6 +64,8 @@ tsan: setup
 crash: install cpp_tests
 	UNBROKEN_CRASH=full ctest --test-dir build/test --label-regex crash --output-on-failure
 	$(PY) tests/crash/strace_campaign.py --all
+	UNBROKEN_TEST_SAVE_MB=256 UNBROKEN_HUGE=1 $(PY) -m pytest tests/python/checkpoint/test_bounded.py \
+	    tests/python/dcp/test_kinds.py -k '200_saves or really_large'
 
 bench: install
 	@tools/setup bench

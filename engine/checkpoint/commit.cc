@@ -16,6 +16,9 @@
 //      (fencing). Then it publishes the marker, whole, and makes its name durable. An unclear answer is settled by
 //      reading: our bytes there is success, nothing there is tried again. Past the deadline, or when the name cannot be
 //      made durable, the outcome is UNKNOWN: it is said so and nothing of the attempt is removed.
+//      Then it looks once more. A start claims its number before it looks for markers, so one that went on without
+//      this marker is seen here, and the step is not called durable; nothing is removed, for that start may have seen
+//      the marker and gone on from it.
 //   7. The ranks learn the outcome. Only then may retention run (retention.cc).
 //
 // An attempt that failed before 6 is removed once every rank has stopped writing to it; otherwise retention removes it
@@ -255,7 +258,7 @@ class Attempt {
         outcome_.state = SaveOutcome::State::kDurable;
       }
       const bool all_stopped = outcome_.missing.empty();
-      if (outcome_.state == SaveOutcome::State::kFailed && all_stopped) {
+      if (outcome_.state == SaveOutcome::State::kFailed && all_stopped && !published_) {
         store_.remove_directory(directory_).ignore("retention removes what is left; the attempt has failed anyway");
       }
     }
@@ -273,7 +276,16 @@ class Attempt {
     UNBROKEN_TRY(write_root(votes, marker));
     UNBROKEN_TRY(check_fence(store_, life_));
     UNBROKEN_CRASH_POINT("commit.6.generations_checked");
-    return publish(marker);
+    UNBROKEN_TRY(publish(marker));
+    published_ = true;
+    Status overtaken = check_fence(store_, life_);
+    if (!overtaken && overtaken.error().code != Code::kFenced) {
+      return make_error(Code::kUnknown,
+                        fmt::format("commit {}: the marker is there, but a newer start may have gone on "
+                                    "without it: {}",
+                                    directory_, overtaken.error().message));
+    }
+    return overtaken;
   }
 
   // Step 5.
@@ -366,6 +378,7 @@ class Attempt {
   std::string directory_;
   SaveOutcome outcome_;
   bool publishing_ = false;  // the marker may be there
+  bool published_ = false;   // the marker is there
 };
 
 }  // namespace

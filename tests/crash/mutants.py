@@ -103,7 +103,7 @@ MUTANTS = [
         COMMIT,
         '    UNBROKEN_TRY(store_.sync_directory(directory_));\n    UNBROKEN_CRASH_POINT("commit.5.manifest_durable',
         '    UNBROKEN_CRASH_POINT("commit.5.manifest_durable',
-        "*CrashMatrix*",
+        "Steps*",
     ),
     Mutant(
         "no_look_before_the_marker",
@@ -112,6 +112,22 @@ MUTANTS = [
         '    UNBROKEN_TRY(check_fence(store_, life_));\n    UNBROKEN_CRASH_POINT("commit.6',
         '    UNBROKEN_CRASH_POINT("commit.6',
         "Fence*:*Races*",
+    ),
+    Mutant(
+        "no_look_after_the_marker",
+        "commit 6",
+        COMMIT,
+        "    Status overtaken = check_fence(store_, life_);",
+        "    Status overtaken;",
+        "Steps*",
+    ),
+    Mutant(
+        "a_marker_that_another_may_have_taken_is_removed",
+        "commit 6",
+        COMMIT,
+        "all_stopped && !published_) {",
+        "all_stopped) {",
+        "Steps*",
     ),
     Mutant(
         "marker_not_durable",

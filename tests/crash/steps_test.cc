@@ -80,6 +80,41 @@ TEST_F(Steps, WhatIsChosenIsCheckedFileByFile) {
   EXPECT_EQ(start->attempt, names_[1]);
 }
 
+// C2, C3, C5: what the marker vouches for is durable before it is there, names included.
+TEST_F(Steps, AllIsDurableBeforeTheMarkerIsPublished) {
+  bool published = false;
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (operation.name != "publish" || !operation.path.ends_with(kMarkerName)) return fault;
+    published = true;
+    fault.before = [&] { EXPECT_TRUE(store_.all_synced()); };
+    return fault;
+  });
+  live(store_, {.world_size = 2, .saves = {40}});
+  EXPECT_TRUE(published);
+}
+
+// C6: a life that slept between its look and its marker does not call a step durable that the newer one went on without.
+TEST_F(Steps, ALifeThatIsOvertakenBeforeItsMarkerCallsTheStepNotDurableAndRemovesNothing) {
+  std::string marker;
+  store_.set_script([&](const Operation& operation) {
+    Fault fault;
+    if (marker.empty() && operation.name == "publish" && operation.path.ends_with(kMarkerName)) {
+      marker = operation.path;
+      fault.before = [&] { overtake(); };
+    }
+    return fault;
+  });
+  const auto lives = live(store_, {.world_size = 1, .saves = {40}});
+  ASSERT_EQ(lives[0].saves.size(), 1u);
+  EXPECT_EQ(lives[0].saves[0].state, State::kFailed);
+  EXPECT_EQ(lives[0].saves[0].code, Code::kFenced) << lives[0].saves[0].reason;
+  EXPECT_TRUE(memory_.stat(marker));
+  const auto found = find_attempt(memory_, std::nullopt);
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(found->key.step, 30u);
+}
+
 // A marker that is seen and may not survive a loss of power: its life ended, or was told of an error, in the last fsync.
 class StepsWithALooseMarker : public Steps {
  protected:

@@ -45,7 +45,14 @@ def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: No
                     f"state {key_of(path)!r}: a mapping with a key of type {type(key).__name__} ({key!r}) cannot be "
                     "saved; use str, int, float or bool"
                 )
-        counts = [flatten(entry, (*path, str(key)), leaf, notes) for key, entry in value.items()]
+        counts = []
+        for key, entry in value.items():
+            at = (*path, str(key))
+            if type(entry) is torch.Tensor:  # most are, and need not be asked what else they might be
+                leaf(at, entry)
+                counts.append(1)
+            else:
+                counts.append(flatten(entry, at, leaf, notes))
         # An entry without leaves leaves no trace; the order of the keys says where it stood.
         if not counts or 0 in counts or not all(type(key) is str for key in value):
             notes[path] = list(value)

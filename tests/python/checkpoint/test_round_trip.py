@@ -283,6 +283,11 @@ def overwrite(tensor):
 def test_a_tensor_that_is_more_than_its_bytes_comes_back_as_it_was(tmp_path, kind):
     tensor = MORE_THAN_BYTES[kind]()
     wanted = parts(tensor)
+    if tensor.is_nested and torch.__version__ >= "2.15":  # weights_only=True no longer reads them
+        refused = pytest.raises(unbroken.errors.InvalidArgumentError, match=r"'x'.*nested")
+        with unbroken.Checkpointer(tmp_path, {"x": tensor}) as run, refused:
+            run.resume()
+        return
     with unbroken.Checkpointer(tmp_path, {"x": tensor}) as run:
         run.resume()
         run.step()

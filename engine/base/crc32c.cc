@@ -3,10 +3,11 @@
 // The processor's instruction takes 8 bytes with a latency of three cycles but can start one each cycle, so long inputs
 // are cut into three lanes that are computed at once and then joined: crc(A B) = crc(A) * x^(8 |B|) + crc(B) mod P.
 //
-// Where there are carry-less products of 512 bits, an input is folded instead: V. Gopal and others, "Fast CRC Computation
-// for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009. 128 bits that stand D bits before others are worth
-// as much as their halves times x^(D+64) and x^D mod P, added to those; so four registers run over the input, each
-// folded onto what lies 256 bytes further, and the 64 bytes that are left have the CRC of all that was folded.
+// Where there are carry-less products of 512 bits, an input is folded instead: V. Gopal and others, "Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009. 128 bits that stand D bits before
+// others are worth as much as their halves times x^(D+64) and x^D mod P, added to those; so four registers run over the
+// input, each folded onto what lies 256 bytes further, and the 64 bytes that are left have the CRC of all that was
+// folded.
 #include "base/crc32c.h"
 
 #include <array>
@@ -145,7 +146,8 @@ __attribute__((target("sse4.2,pclmul"))) std::uint32_t sse42(std::uint32_t state
   return state;
 }
 
-// A constant stands in the low half of 64 reflected bits, which is a factor x^32, and the product sits one place too low.
+// A constant stands in the low half of 64 reflected bits, which is a factor x^32, and the product sits one place too
+// low.
 template <std::size_t kBits>
 inline constexpr std::int64_t kFirstHalf = std::int64_t{power_of_x(kBits + 32)} << 1;
 template <std::size_t kBits>

@@ -1,6 +1,6 @@
 // How an attempt is removed (the tests cite these steps):
-//   R0. The generations are looked at: a life that has been overtaken removes nothing. The names of the checkpoints that
-//       stay are made durable: a marker that was seen is not yet one that survives a loss of power.
+//   R0. The generations are looked at: a life that has been overtaken removes nothing. The names of the checkpoints
+//       that stay are made durable: a marker that was seen is not yet one that survives a loss of power.
 //   R1. `retired` is written into it, durably. It beats a marker: from here on no start will choose the attempt.
 //   R2. The generations are looked at again. A start claims its number first and looks for `retired` second; retention
 //       does the same two things in the opposite order. So of a retention and a start that race at least one sees the

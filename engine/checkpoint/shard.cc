@@ -76,9 +76,9 @@ struct ChunkRead {
 // So many chunks are being fetched while one is read: what keeps a disk busy that answers many requests at once.
 constexpr std::size_t kChunksAhead = 6;
 // A block is checksummed right after it was read, while it is in the processor's cache.
-constexpr std::uint64_t kBlockBytes = 512 * 1024;
+constexpr std::uint64_t kBlockBytes = 512 * kKiB;
 // Shorter pieces go through a buffer, many at once: a system call costs more than copying them does.
-constexpr std::uint64_t kStraightBytes = 64 * 1024;
+constexpr std::uint64_t kStraightBytes = 64 * kKiB;
 
 // Memory for one block, reused by a thread from call to call.
 std::span<std::byte> bounce_buffer() {

@@ -94,7 +94,8 @@ TEST_F(Steps, AllIsDurableBeforeTheMarkerIsPublished) {
   EXPECT_TRUE(published);
 }
 
-// C6: a life that slept between its look and its marker does not call a step durable that the newer one went on without.
+// C6: a life that slept between its look and its marker does not call a step durable that the newer one went on
+// without.
 TEST_F(Steps, ALifeThatIsOvertakenBeforeItsMarkerCallsTheStepNotDurableAndRemovesNothing) {
   std::string marker;
   store_.set_script([&](const Operation& operation) {
@@ -115,7 +116,7 @@ TEST_F(Steps, ALifeThatIsOvertakenBeforeItsMarkerCallsTheStepNotDurableAndRemove
   EXPECT_EQ(found->key.step, 30u);
 }
 
-// A marker that is seen and may not survive a loss of power: its life ended, or was told of an error, in the last fsync.
+// A marker that is seen and may not survive a loss of power: its life ended, or was told of an error in its last fsync.
 class StepsWithALooseMarker : public Steps {
  protected:
   void SetUp() override {

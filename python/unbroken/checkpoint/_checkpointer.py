@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,11 @@ from unbroken import _engine
 from unbroken._board import make_board
 from unbroken.checkpoint._arena import Arena, look_at
 from unbroken.checkpoint._background import Background
-from unbroken.checkpoint._foreign import MARKER, open_directory
-from unbroken.checkpoint._load import Load
+from unbroken.checkpoint._loader import Loader
 from unbroken.checkpoint._metadata import versions
 from unbroken.checkpoint._options import Every, Keep
-from unbroken.checkpoint._reader import CheckpointReader, Reading
 from unbroken.checkpoint._resume import Resume
-from unbroken.checkpoint._saves import Save, SaveStats, Stats, error_of
+from unbroken.checkpoint._saves import Numbers, Save, Stats, error_of
 from unbroken.checkpoint._signals import EXIT_STOPPED, StopSignals
 from unbroken.checkpoint._state import ObjectSource, State, StructureChanged
 from unbroken.errors import (
@@ -39,7 +37,7 @@ from unbroken.errors import (
     UnknownOutcomeError,
 )
 
-__all__ = ["Checkpointer", "Loader", "load"]
+__all__ = ["Checkpointer"]
 
 _logger = logging.getLogger(__name__)
 # torchrun kills 30 s after SIGTERM; what is not durable by then is left to the next start. A step that took so long
@@ -48,29 +46,6 @@ _STOP_SECONDS = 25.0
 _STOP_SECONDS_AT_LEAST = 5.0
 # How soon a wait sees that a signal has come.
 _POLL_SECONDS = 0.2
-
-
-@runtime_checkable
-class Loader(Protocol):
-    """What the Checkpointer asks of a loader; unbroken.data.DataLoader is one."""
-
-    def attach(self) -> None:
-        """From now on the Checkpointer says which batches are done."""
-
-    def detach(self) -> None:
-        """The Checkpointer is closed: delivered batches count as done again."""
-
-    def complete(self, batches: int = 1) -> None:
-        """The oldest `batches` delivered batches are done."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place of the last completed step: JSON, the same on every rank."""
-
-    def load_state_dict(self, state: dict[str, Any], *, strict: bool = False) -> None:
-        """Goes on from there. Refuses the state of other data."""
-
-    def forever(self) -> Iterator[Any]:
-        """Batches over the borders of epochs."""
 
 
 class _Phase(enum.Enum):
@@ -577,7 +552,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001  # it goes into the vote, so that the attempt fails by name
             failure = str(error) or type(error).__name__
         # The commit begins first: it writes what is copied while the rest is being copied.
-        numbers: Future[_Numbers] = Future()
+        numbers: Future[Numbers] = Future()
         self._in_flight = self._background.submit(lambda: self._commit(save, decision, failure, loader, numbers))
         try:
             if copy is not None:
@@ -586,7 +561,7 @@ class Checkpointer:
             _logger.error("stage step %d: %s; the save fails", self._step, error)  # the engine tells the commit
         finally:
             end = time.perf_counter()
-            numbers.set_result(_Numbers(end - begin, end - stage_begin, plan_seconds))
+            numbers.set_result(Numbers(end - begin, end - stage_begin, plan_seconds))
             save.staged.set_result(None)
         return save
 
@@ -599,7 +574,7 @@ class Checkpointer:
             raise InvalidArgumentError(f"the loader's state_dict() is not JSON: {error}") from error
 
     def _commit(
-        self, save: Save, decision: _engine.StepDecision, failure: str, loader: str, numbers: Future[_Numbers]
+        self, save: Save, decision: _engine.StepDecision, failure: str, loader: str, numbers: Future[Numbers]
     ) -> None:
         """In the background, from a full image to a checkpoint that exists."""
         arena = self._opened
@@ -683,25 +658,6 @@ class Checkpointer:
             raise self._fatal
 
 
-class _Numbers:
-    def __init__(self, blocked: float, stage: float, plan: float) -> None:
-        self._blocked, self._stage, self._plan = blocked, stage, plan
-
-    def of(self, save: Save, outcome: _engine.SaveOutcome) -> SaveStats:
-        return SaveStats(
-            step=save.step,
-            attempt=outcome.attempt_path,
-            state=outcome.state,
-            reason=outcome.reason,
-            blocked_seconds=self._blocked,
-            stage_seconds=self._stage,
-            plan_seconds=self._plan,
-            write_seconds=outcome.write_seconds,
-            commit_seconds=outcome.commit_seconds,
-            bytes=outcome.bytes,
-        )
-
-
 def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(group), dist.get_world_size(group)
@@ -711,38 +667,3 @@ def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
             "torch.distributed.init_process_group() before making the Checkpointer"
         )
     return 0, 1
-
-
-def load(
-    root: str | os.PathLike[str], state: MutableMapping[str, Any], step: int | None = None, *, strict: bool = True
-) -> int:
-    """Loads the newest complete checkpoint of the run at `root`, or that of `step`, into `state`; returns its step.
-
-    For evaluation: it takes what `state` names and leaves the rest, claims nothing, writes nothing, restores no random
-    numbers and needs no torch.distributed. A mapping names the keys that it has; an empty one names all that was saved
-    there. Several ranks that load while the run goes on give `step`, so that all load the same one. strict=False: see
-    Checkpointer.
-
-    root may also be the directory of one checkpoint: a step of a run, or one that torch.distributed.checkpoint wrote,
-    with get_model_state_dict() and get_optimizer_state_dict() in the places of modules and optimizers. The step of a
-    checkpoint that has none is 0. Nothing in it is run.
-
-    Raises, before anything has changed: NotFoundError when there is none; InvalidArgumentError when the state differs
-    from what was saved, or an object is of a class that is not allowed (torch.serialization.add_safe_globals());
-    UnsupportedError for a newer format; UnavailableError and PermissionDeniedError when the root cannot be read. A
-    checkpoint that lacks a file is passed over, as by resume(). But bytes that turn out damaged while they are read are
-    a DamagedError, and no older checkpoint is tried: the state may then be half loaded. Give `step` for an older one.
-    """
-    store = _engine.open_store(os.fspath(root))
-    reader: Reading
-    if MARKER not in store.list(""):
-        reader = CheckpointReader(store, _engine.find_attempt(store, step))
-    elif step is None:
-        reader = open_directory(os.fspath(root))
-    else:
-        raise InvalidArgumentError(f"load {store.url}: it is one checkpoint, not a run's root: give no step")
-    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    loading = Load(reader, State(state), strict=strict, whole=False, tell=first)
-    loading.plan()
-    loading.apply()
-    return reader.step

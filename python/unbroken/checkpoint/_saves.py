@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from unbroken import _engine
 from unbroken.errors import FencedError, SaveFailedError, UnknownOutcomeError
 
-__all__ = ["Save", "SaveStats", "Stats"]
+__all__ = ["Numbers", "Save", "SaveStats", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,29 @@ class Stats:
     prepare_seconds: float = 0.0  # in the background after the first step: planning, allocating and touching the arena
     arena_bytes: int = 0
     saves: deque[SaveStats] = field(default_factory=lambda: deque(maxlen=1000))  # the newest, oldest first
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the foreground knows of a save. Seconds."""
+
+    blocked: float
+    stage: float
+    plan: float
+
+    def of(self, save: Save, outcome: _engine.SaveOutcome) -> SaveStats:
+        return SaveStats(
+            step=save.step,
+            attempt=outcome.attempt_path,
+            state=outcome.state,
+            reason=outcome.reason,
+            blocked_seconds=self.blocked,
+            stage_seconds=self.stage,
+            plan_seconds=self.plan,
+            write_seconds=outcome.write_seconds,
+            commit_seconds=outcome.commit_seconds,
+            bytes=outcome.bytes,
+        )
 
 
 class Save:

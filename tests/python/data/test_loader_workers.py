@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -163,7 +164,9 @@ def test_killed_worker_is_an_error_and_not_an_end_of_the_epoch() -> None:
         os.kill(int(batch[0, 1]), signal.SIGKILL)
         with pytest.raises((RuntimeError, OSError)) as raised:  # which, depends on where torch's loader notices it
             list(iterator)
-        assert "exit code -9" in "".join(raised.value.__notes__)
+        # torch's handler of SIGCHLD raises wherever the main thread is just then, and says the same in its own words.
+        said = "".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+        assert re.search(r"exit code -9|killed by signal: Killed", said), said
         place = ours.place
         assert place.epoch == 0
         assert len(list(ours)) == (400 - place.offset) // 4

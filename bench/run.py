@@ -16,6 +16,7 @@ from pathlib import Path
 
 import checkpoint
 import cost
+import order
 import ranks
 import scale
 import small
@@ -39,6 +40,7 @@ def _parts(sizes: list[int], quick: bool, notes: list[str]) -> Iterator[tuple[st
     yield "first step", 0, lambda place, effort: cost.measure_first_step(place, effort)
     yield "tiny", 20, lambda place, effort: small.measure_tiny(place, effort, notes)
     saves, nbytes = (50, 4 * _MIB) if quick else (200, 64 * _MIB)
+    yield "order", 5, lambda _, effort: order.measure(effort)
     yield "bounded", 0, lambda place, _: small.measure_bounded(place, saves, nbytes)
     yield "scale", 0, lambda place, _: scale.measure(place, notes, quick=quick)
 

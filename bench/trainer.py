@@ -6,6 +6,7 @@ Only the time after the trainer goes on and before the save is durable counts; w
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -20,6 +21,9 @@ from peers import ASYNCHRONOUS, Peer, drop_failed, open_peers
 from rows import Effort, Row
 from state import adam, nbytes_of
 
+import unbroken
+
+_DUE = 8  # saves
 _SECONDS = 0.5  # in flight, for one sample; small states are saved several times over
 
 
@@ -123,7 +127,28 @@ def _measure(place: Path, nbytes: int, effort: Effort, notes: list[str]) -> list
     for peer in peers:
         peer.close()
     ours.close()
-    return [row, alone]
+    return [row, alone, _due_saves(place / "due", state, trainer, size)]
+
+
+def _due_saves(place: Path, state: dict[str, Any], trainer: Trainer, size: str) -> Row:
+    """A run that saves by itself, as often as its saves take three times over: each one that is due must be made."""
+    row = Row(f"{size}: due saves that were deferred, of {_DUE}", 0, unit="saves", absolute=True, exact=True)
+    probe = Ours(place / "probe", state)
+    probe.prepare()
+    _, seconds = probe.save()
+    probe.close()
+    steps, took = trainer.run_until(_after(0.5))
+    every = max(1, math.ceil(3 * seconds * steps / took))
+    with unbroken.Checkpointer(
+        place / "run", state, every=unbroken.Every(steps=every), keep=unbroken.Keep(last=1), signals=False
+    ) as run:
+        run.resume()
+        for _ in range(_DUE * every + 1):
+            trainer.step()
+            run.step()
+    stats = run.stats
+    row.add(_DUE - stats.durable + stats.deferred)
+    return row
 
 
 def _speed(sample: Callable[[], tuple[int, float]]) -> float:

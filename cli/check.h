@@ -31,7 +31,8 @@ struct CheckReport {
 };
 
 // Blocks for I/O on several threads; `progress` is called from all of them. A file that is wrong in many places is one
-// problem for each run of bad chunks. `names`: of the manifest and marker, which a rank that saved alone has of its own.
+// problem for each run of bad chunks. `names`: of the manifest and marker, which a rank that saved alone has of its
+// own.
 CheckReport check_every_byte(Store& store, const std::string& attempt, const PlainNames& names,
                              const Progress& progress);
 

@@ -1,5 +1,6 @@
 // The commands of `unbroken`, one .cc each. They look and never change: nothing below a root is written, nothing that
-// was pickled is opened (but by export). Data goes to stdout, words to stderr. Each returns the exit code. The main thread.
+// was pickled is opened (but by export). Data goes to stdout, words to stderr. Each returns the exit code. The main
+// thread.
 #pragma once
 
 #include <cstdint>

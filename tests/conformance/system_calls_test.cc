@@ -60,7 +60,7 @@ TEST(UnderStrace, DISABLED_Act) {
 struct Outcome {
   std::string result = "killed";  // or "ok", or an error's code, with " lost" where data may be lost
   std::string message{};
-  std::vector<std::string> calls{};  // between begin and end; "fsync(5</root/d/m>) = 0"
+  std::vector<std::string> calls{};  // between begin and end; "fsync(5</tmp/d/m>) = 0"
 };
 
 class SystemCalls : public testing::Test {

@@ -18,7 +18,7 @@ help:
 	@echo 'make tsan     C++ tests under the thread sanitizer'
 	@echo 'make crash    every point of the crash matrix and of the strace campaign, every mutant, and what is large'
 	@echo 'make bench    floors, peers and Unbroken side by side'
-	@echo 'make compat   Python tests on each supported version of torch'
+	@echo 'make compat   the tests of checkpoints, DCP and resuming on the newer versions of torch'
 	@echo 'make docs     checks links, and writes the stub of the extension anew'
 	@echo 'make clean    removes build/'
 

@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>

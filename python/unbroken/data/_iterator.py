@@ -10,8 +10,8 @@ from typing import Any
 import torch.utils.data
 
 from unbroken.data import _workers
-from unbroken.data._errors import LoaderBusyError
 from unbroken.data._order import GlobalBatch, Order, Place, Request
+from unbroken.errors import LoaderBusyError
 
 __all__ = ["BatchIterator", "Plan", "Requests"]
 

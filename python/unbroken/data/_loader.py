@@ -14,13 +14,12 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from unbroken.data import _state, _workers
-from unbroken.data._errors import LoaderBusyError
 from unbroken.data._iterator import BatchIterator, Plan, Requests
 from unbroken.data._order import EpochEnd, GlobalBatch, Order, OrderOptions, Place, Uneven
 from unbroken.data._ranks import resolve
 from unbroken.data._source import MapDataset, Source, WorkerInit, check_dataset
 from unbroken.data._state import Cursor, DatasetIdentity
-from unbroken.errors import InvalidArgumentError
+from unbroken.errors import InvalidArgumentError, LoaderBusyError
 
 __all__ = ["BatchInfo", "DataLoader"]
 

@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from unbroken.data._errors import StateMismatchError
 from unbroken.data._order import ALGORITHM, OrderOptions, Place
-from unbroken.errors import InvalidArgumentError, UnsupportedError
+from unbroken.errors import InvalidArgumentError, StateMismatchError, UnsupportedError
 
 __all__ = ["FORMAT", "Cursor", "DatasetIdentity", "describe", "read"]
 

@@ -62,10 +62,10 @@ def _of_rank(local: LocalPlan, rank: int) -> LocalPlan:
     """What another rank would say: the same, but that its rows are others."""
 
     def item_of(item: Item) -> Item:
-        return replace(item, offsets=(rank, *item.offsets[1:])) if item.shard else item
+        return item._replace(offsets=(rank, *item.offsets[1:])) if item.shard else item
 
     items = [item_of(item) for item in local.items]
-    text = json.dumps([item.to_json() for item in items], separators=(",", ":"))
+    text = json.dumps(items, separators=(",", ":"))
     return replace(local, items=items, text=text, digest=f"rank {rank}")
 
 

@@ -27,6 +27,15 @@ constexpr std::uint64_t kMaxFileBytes = 2 * kGiB;
 nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
+std::string joined(const std::vector<std::string_view>& parts) {
+  std::size_t size = 0;
+  for (const auto part : parts) size += part.size();
+  std::string whole;
+  whole.reserve(size);
+  for (const auto part : parts) whole += part;
+  return whole;
+}
+
 Image build(ImageBuilder& builder) {
   const nb::gil_scoped_release released;
   return unwrap(std::move(builder).build(kFaultThreads));
@@ -257,17 +266,17 @@ struct SaverHandle {
 
 using Slots = std::vector<std::optional<std::string>>;
 
-// `.metadata` is made in Python, on the engine's thread.
+// `.metadata` is made in Python, on the engine's thread, in parts. They can be many MiB, and hardly differ from save to
+// save: Python keeps them, and they are joined without the GIL.
 auto metadata_maker(const nb::object& callback) {
-  return [&callback](std::span<const std::optional<std::string>> slots) -> Result<MadeMetadata> {
+  return [&callback](std::span<const std::optional<std::string>> slots) -> Result<std::string> {
     const nb::gil_scoped_acquire acquired;
     try {
-      auto made = std::make_unique<nb::bytes>(nb::cast<nb::bytes>(callback(Slots(slots.begin(), slots.end()))));
-      const std::string_view bytes = view_of(*made);
-      return MadeMetadata{.bytes = bytes, .owner = {made.release(), [](const nb::bytes* owned) {
-                                                      const nb::gil_scoped_acquire held;
-                                                      delete owned;
-                                                    }}};
+      const auto parts = nb::cast<std::vector<nb::bytes>>(callback(Slots(slots.begin(), slots.end())));
+      std::vector<std::string_view> views;
+      for (const auto& part : parts) views.push_back(view_of(part));
+      const nb::gil_scoped_release released;
+      return joined(views);
     } catch (nb::python_error& raised) {
       return error_of_python(raised, "make .metadata", Code::kInvalidArgument);
     } catch (const std::exception& exception) {
@@ -349,7 +358,8 @@ void bind_saver(nb::module_& module) {
       .def("commit", &commit, "image"_a.none(), nb::kw_only(), "step"_a, "attempt"_a, "sequence"_a, "structure"_a,
            "object_slots"_a = nb::none(), "metadata"_a = nb::none(), "mesh"_a = "null", "loader"_a = "null",
            "versions"_a = "{}", "failure"_a = "",
-           "Writes, votes, commits; blocks, without the GIL, until the outcome is known.")
+           "Writes, votes, commits; blocks, without the GIL, until the outcome is known. metadata, on the coordinator: "
+           "given what each vote says of places, the bytes of `.metadata`, in a list of parts.")
       .def(
           "retain",
           [](SaverHandle& self) {

@@ -270,8 +270,7 @@ class Attempt {
     UNBROKEN_CRASH_POINT("commit.4.votes_counted");
     std::vector<std::optional<std::string>> slots;
     for (const auto& vote : votes) slots.push_back(vote->object_slots);
-    UNBROKEN_ASSIGN(const MadeMetadata made, request_.metadata(slots));
-    const std::string_view marker = made.bytes;
+    UNBROKEN_ASSIGN(const std::string marker, request_.metadata(slots));
     UNBROKEN_TRY(check_readable(path(kMarkerName), marker.size(), kMaxMetadataBytes));
     UNBROKEN_TRY(write_root(votes, marker));
     UNBROKEN_TRY(check_fence(store_, life_));

@@ -33,12 +33,6 @@ struct LifeContext {
   std::uint64_t world_size = 1;
 };
 
-// The bytes of `.metadata`. They can be many, and the same for save after save: whoever made them keeps them.
-struct MadeMetadata {
-  std::string_view bytes;
-  std::shared_ptr<const void> owner;  // they live as long
-};
-
 struct SaveRequest {
   AttemptKey key;
   std::string attempt;                      // random id, equal on all ranks
@@ -47,7 +41,7 @@ struct SaveRequest {
   std::optional<std::string> object_slots;  // JSON, when places differ from the plan
   std::string failure;                      // why this rank cannot take part, "" = it can
   // Coordinator: makes `.metadata` from what the votes say of places, an entry a rank.
-  std::function<Result<MadeMetadata>(std::span<const std::optional<std::string>>)> metadata;
+  std::function<Result<std::string>(std::span<const std::optional<std::string>>)> metadata;
   std::string mesh = "null";
   std::string loader = "null";
   std::string versions = "{}";

@@ -231,9 +231,8 @@ SaveRequest small_request(std::uint64_t step, const StepDecision& decision, std:
   request.attempt = decision.attempt;
   request.structure = "small";
   request.object_slots = std::move(object_slots);
-  request.metadata = [step](std::span<const std::optional<std::string>> slots) -> Result<MadeMetadata> {
-    const auto text = std::make_shared<const std::string>(marker_text(step, slots));
-    return MadeMetadata{.bytes = *text, .owner = text};
+  request.metadata = [step](std::span<const std::optional<std::string>> slots) -> Result<std::string> {
+    return marker_text(step, slots);
   };
   request.threads = 1;
   return request;

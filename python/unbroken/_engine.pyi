@@ -480,7 +480,7 @@ class Saver:
 
     def commit(self, image: Image | None, *, step: int, attempt: str, sequence: int, structure: str, object_slots: str | None = None, metadata: object | None = None, mesh: str = 'null', loader: str = 'null', versions: str = '{}', failure: str = '') -> SaveOutcome:
         """
-        Writes, votes, commits; blocks, without the GIL, until the outcome is known.
+        Writes, votes, commits; blocks, without the GIL, until the outcome is known. metadata, on the coordinator: given what each vote says of places, the bytes of `.metadata`, in a list of parts.
         """
 
     def retain(self) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any
 from unbroken import _engine
 from unbroken._board import AnyBoard
 from unbroken.checkpoint._image import StagedImage
-from unbroken.checkpoint._metadata import no_collection, write_metadata
+from unbroken.checkpoint._metadata_writer import MetadataWriter
 from unbroken.checkpoint._pack import Packer
-from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, build_metadata, describe
+from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, describe
 from unbroken.checkpoint._state import State, StructureChanged
 from unbroken.errors import Error, InvalidArgumentError, SaveFailedError
 
@@ -47,7 +47,8 @@ class Arena:
         self._stale = False  # coordinator: some rank's structure is not the planned one
         self._places: list[list[Place]] = []  # coordinator: of every rank, once they are known
         self._listed: Any = None  # what self._metadata was made of
-        self._metadata = b""
+        self._writer: MetadataWriter | None = None  # coordinator: for the plan of the image
+        self._metadata: list[bytes] = []
         self._seen: list[Any] | None = None  # the values that needs_plan() looked at in this step
 
     def describe(self) -> Described:
@@ -118,7 +119,7 @@ class Arena:
     def close(self) -> None:
         """Gives the memory back. No save may be in flight."""
         image, self.image = self.image, None
-        self._places, self._metadata = [], b""
+        self._places, self._writer, self._metadata = [], None, []
         if image is not None:
             image.close()
 
@@ -139,8 +140,8 @@ class Arena:
         except (Error, RuntimeError):
             self._stale = True
 
-    def metadata(self, plan: Plan, told: list[str | None]) -> bytes:
-        """Coordinator: the bytes of `.metadata`; the same ones as long as nothing has another place.
+    def metadata(self, plan: Plan, told: list[str | None]) -> list[bytes]:
+        """Coordinator: the bytes of `.metadata`, in parts; the same ones as long as nothing has another place.
 
         told: what each rank's vote says of this save (StagedImage.object_slots): the places of its objects, where they
         are not as planned, and the digest of its values.
@@ -158,8 +159,8 @@ class Arena:
         if apart:
             apart.insert(0, 0)
         if not self._metadata or (slots, apart) != self._listed:
-            with no_collection():
-                self._metadata = write_metadata(build_metadata(plan, _moved(self._places, slots), apart))
+            self._writer = self._writer or MetadataWriter(plan)
+            self._metadata = self._writer.write(_moved(self._places, slots), apart)
             self._listed = (slots, apart)
         return self._metadata
 
@@ -178,7 +179,7 @@ def _moved(places: list[list[Place]], slots: list[dict[str, tuple[int, int]]]) -
     """The places as planned, with those that a rank's objects have now."""
     moved = []
     for planned, changed in zip(places, slots, strict=True):
-        now = list(planned)
+        now = list(planned) if changed else planned
         for number, (offset, length) in changed.items():
             now[int(number)] = (planned[int(number)][0], offset, length)
         moved.append(now)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import _validate_global_plan
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -34,7 +32,7 @@ from unbroken._board import AnyBoard
 from unbroken.checkpoint._archive import DTYPES
 from unbroken.checkpoint._layout import Box, boxes_of
 from unbroken.checkpoint._metadata import no_collection
-from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix, values_key
+from unbroken.checkpoint._state import Leaf, Role, StructureChanged, rng_prefix
 from unbroken.checkpoint._tree import Path
 from unbroken.errors import InvalidArgumentError, SaveFailedError
 
@@ -45,20 +43,22 @@ __all__ = [
     "Place",
     "Plan",
     "agree",
-    "build_metadata",
     "check_device",
     "cut",
     "describe",
+    "dtype_of",
     "identity",
     "is_raw",
+    "owned_pieces",
+    "ties_of",
 ]
 
 _PIECE_BYTES = 1 << 30
+_ROLES = {str(role): role for role in Role}
 _ANY_RANK = "rng/rank_*/"  # stands for rng_prefix(rank) in what is compared between ranks
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """What one rank has of one leaf: an object, a tensor, or a shard of one."""
 
     key: str
@@ -74,41 +74,32 @@ class Item:
     def pieces(self) -> list[Piece]:
         """What is written for it: one piece, or several of at most 1 GiB."""
         if self.dtype is None:
-            return [Piece((), ())]
-        return cut(self.offsets, self.sizes, _dtype(self.dtype).itemsize, self.key)
-
-    def to_json(self) -> list[Any]:
-        return [
-            self.key,
-            self.path,
-            self.role,
-            self.dtype,
-            self.size,
-            self.offsets,
-            self.sizes,
-            self.shard,
-            self.same_as,
-        ]
+            return _OBJECT
+        return cut(self.offsets, self.sizes, dtype_of(self.dtype).itemsize, self.key)
 
     @staticmethod
     def from_json(raw: list[Any]) -> Item:
         key, path, role, dtype, size, offsets, sizes, shard, same_as = raw
-        return Item(key, tuple(path), Role(role), dtype, tuple(size), tuple(offsets), tuple(sizes), shard, same_as)
+        return Item(key, tuple(path), _ROLES[role], dtype, tuple(size), tuple(offsets), tuple(sizes), shard, same_as)
 
     def of_rank(self, rank: int) -> Item:
         if self.role is not Role.RANK:
             return self
         key = self.key.replace(_ANY_RANK, rng_prefix(rank), 1)
-        return replace(self, key=key, path=(key,))
+        return self._replace(key=key, path=(key,))
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     offsets: tuple[int, ...]  # in the whole tensor
     sizes: tuple[int, ...]
 
 
-def _dtype(name: str) -> torch.dtype:
+_OBJECT = [Piece((), ())]
+
+
+@cache
+def dtype_of(name: str) -> torch.dtype:
+    """By the name that str() gives it."""
     value = getattr(torch, name.removeprefix("torch."))
     assert isinstance(value, torch.dtype)
     return value
@@ -232,11 +223,11 @@ def describe(leaves: list[Leaf], values: list[Any], rank: int) -> LocalPlan:
                 memory = identity(value)
                 if memory is not None:
                     first = first_of.setdefault((memory, item.offsets), len(items))
-                    item = replace(item, same_as=first if first != len(items) else -1)
+                    item = item._replace(same_as=first if first != len(items) else -1)
             items.append(item)
             leaf_of.append(number)
             boxes.append(box)
-    text = json.dumps([item.to_json() for item in items], separators=(",", ":"))
+    text = json.dumps(items, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     devices = [value.device.type if isinstance(value, torch.Tensor) else "" for value in values]
     return LocalPlan(items, leaf_of, boxes, signatures, devices, list(leaves), text, digest)
@@ -304,7 +295,7 @@ def _assign(ranks: list[list[Item]]) -> list[list[tuple[int, int]]]:
         first_rank, first_number = have[0]
         item = ranks[first_rank][first_number]
         for piece_number, piece in enumerate(item.pieces()):
-            nbytes = math.prod(piece.sizes) * _dtype(item.dtype).itemsize if item.dtype is not None else 0
+            nbytes = math.prod(piece.sizes) * dtype_of(item.dtype).itemsize if item.dtype is not None else 0
             if len(have) == 1 or item.role is not Role.SPREAD or item.dtype is None:
                 owned[first_rank].append((first_number, piece_number))
                 load[first_rank] += nbytes
@@ -385,10 +376,17 @@ def _coordinate(
             board.set(f"{base}/global/{r}", json.dumps({"error": str(error)}).encode())
         raise
     digests = {text: hashlib.sha256(text).hexdigest() for text in parsed}
-    digest = hashlib.sha256(json.dumps([[digests[text] for text in texts], owned]).encode()).hexdigest()
+    digest = _digest_of((digests[text], json.dumps(writes)) for text, writes in zip(texts, owned, strict=True))
     for r in others:
         board.set(f"{base}/global/{r}", json.dumps({"plan": digest, "write": owned[r]}).encode())
     return ranks, owned, digest
+
+
+def _digest_of(ranks: Iterable[tuple[str, str]]) -> str:
+    whole = hashlib.sha256()
+    for has, writes in ranks:
+        whole.update(f"{has} {writes} ".encode())
+    return whole.hexdigest()
 
 
 def _hear(own: bytes, told: Sequence[bytes | None], timeout: float) -> list[bytes]:
@@ -408,34 +406,49 @@ def _agree_on_ties(ranks: list[list[Item]]) -> list[list[Item]]:
     """What is tied on some ranks only is not tied."""
     loose = {item.key for items in ranks for item in items if item.same_as < 0}
     return [
-        [replace(item, same_as=-1) if item.same_as >= 0 and item.key in loose else item for item in items]
+        [item._replace(same_as=-1) if item.same_as >= 0 and item.key in loose else item for item in items]
         for items in ranks
     ]
 
 
 def _validate(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> None:
     """DCP's own check: the pieces of each tensor fill it and do not overlap."""
-    metadata = _describe_state(ranks, owned)
-    errors = _validate_global_plan([SavePlan([])] * max(2, len(ranks)), metadata)
+    sizes = cache(torch.Size)  # most are those of many
+    tensors: dict[str, TensorStorageMetadata] = {}
+    ties = ties_of(ranks)
+    for _, _, item, piece in owned_pieces(ranks, owned):
+        if item.dtype is None:
+            continue
+        chunk = ChunkStorageMetadata(sizes(piece.offsets), sizes(piece.sizes))
+        for name in (item, *ties.get(item.key, ())):
+            tensor = tensors.get(name.key)
+            if tensor is None:
+                properties = TensorProperties(dtype=dtype_of(item.dtype))
+                tensor = tensors[name.key] = TensorStorageMetadata(properties, sizes(name.size), [])
+            tensor.chunks.append(chunk)
+    errors = _validate_global_plan([SavePlan([])] * max(2, len(ranks)), Metadata(dict(tensors)))
     if errors:
         raise SaveFailedError(f"plan a save: {'; '.join(errors[:5])}")
 
 
-# --- the metadata of the checkpoint ----------------------------------------------------------------------------------
+Place = tuple[str, int, int]  # file, offset, length
 
 
-def _owned_pieces(
-    ranks: list[list[Item]], owned: list[list[tuple[int, int]]]
+def owned_pieces(
+    ranks: list[list[Item]], owned: list[list[tuple[int, int]]], only: Iterable[int] | None = None
 ) -> Iterator[tuple[int, int, Item, Piece]]:
-    """(rank, slot, item, piece) of all that is written."""
-    for rank, writes in enumerate(owned):
-        pieces: dict[int, list[Piece]] = {}
-        for slot, (number, piece) in enumerate(writes):
-            item = ranks[rank][number]
-            yield rank, slot, item, pieces.setdefault(number, item.pieces())[piece]
+    """(rank, slot, item, piece) of all that is written, or of what the ranks in `only` write."""
+    for rank in range(len(owned)) if only is None else only:
+        items = ranks[rank]
+        pieces: list[Piece] = []
+        last = -1
+        for slot, (number, piece) in enumerate(owned[rank]):
+            if number != last:  # what is written of an item stands together
+                pieces, last = items[number].pieces(), number
+            yield rank, slot, items[number], pieces[piece]
 
 
-def _ties(ranks: list[list[Item]]) -> dict[str, list[Item]]:
+def ties_of(ranks: list[list[Item]]) -> dict[str, list[Item]]:
     """By the key under which it is written, the other names of a tensor."""
     ties: dict[str, dict[str, Item]] = {}
     for items in ranks:
@@ -443,56 +456,3 @@ def _ties(ranks: list[list[Item]]) -> dict[str, list[Item]]:
             if item.same_as >= 0:
                 ties.setdefault(items[item.same_as].key, {}).setdefault(item.key, item)
     return {key: list(names.values()) for key, names in ties.items()}
-
-
-def _describe_state(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> Metadata:
-    state: dict[str, Any] = {}
-    paths: dict[str, Path] = {}
-    for items in ranks:  # in the order of the walk, so that mappings come back in theirs
-        for item in items:
-            if item.key not in state:
-                paths[item.key] = item.path
-                state[item.key] = _entry(item)
-    ties = _ties(ranks)
-    for _, _, item, piece in _owned_pieces(ranks, owned):
-        for name in (item, *ties.get(item.key, ())):
-            if name.dtype is not None:
-                state[name.key].chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)))
-    return Metadata(state, planner_data=paths, version=CURRENT_DCP_VERSION)
-
-
-def _entry(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
-    if item.dtype is None:
-        return BytesStorageMetadata()
-    return TensorStorageMetadata(TensorProperties(dtype=_dtype(item.dtype)), torch.Size(item.size), [])
-
-
-Place = tuple[str, int, int]  # file, offset, length
-
-
-def build_metadata(plan: Plan, places: list[list[Place]], apart: Collection[int] = ()) -> Metadata:
-    """DCP's Metadata, given where each rank has each of its slots.
-
-    apart: the ranks whose own values are listed. The place of these is their last one.
-    """
-    assert plan.everything is not None
-    assert plan.owners is not None
-    metadata = _describe_state(plan.everything, plan.owners)
-    ties = _ties(plan.everything)
-    count: dict[str, int] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for rank, slot, item, piece in _owned_pieces(plan.everything, plan.owners):
-        for name in (item, *ties.get(item.key, ())):
-            if name.dtype is None:
-                index = MetadataIndex(name.key)
-            else:
-                index = MetadataIndex(name.key, piece.offsets, count.get(name.key, 0))
-                count[name.key] = count.get(name.key, 0) + 1
-            storage[index] = _StorageInfo(*places[rank][slot])
-    for rank in apart:
-        key = values_key(rank)
-        metadata.state_dict_metadata[key] = BytesStorageMetadata()
-        metadata.planner_data[key] = (key,)
-        storage[MetadataIndex(key)] = _StorageInfo(*places[rank][-1])
-    metadata.storage_data = storage
-    return metadata

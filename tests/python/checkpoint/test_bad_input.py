@@ -21,6 +21,7 @@ import unbroken
 from unbroken import errors
 from unbroken.checkpoint import _pack
 from unbroken.checkpoint._metadata import read_metadata
+from unbroken.checkpoint._metadata_writer import MetadataWriter
 from unbroken.checkpoint._safe import loads
 
 # --- the state -------------------------------------------------------------------------------------------------------
@@ -582,8 +583,8 @@ def lengthen(metadata, length, offset=0):
 def test_hostile_metadata_whose_checksums_are_right_is_refused(tmp_path, monkeypatch, hostile):
     """Whoever can write the files can write the checksums, too."""
     (tmp_path / "secret").write_bytes(b"x" * 100_000)
-    make = HOSTILE_METADATA[hostile]
-    monkeypatch.setattr("unbroken.checkpoint._arena.write_metadata", lambda metadata: make(metadata, tmp_path))
+    make, real = HOSTILE_METADATA[hostile], MetadataWriter.write
+    monkeypatch.setattr(MetadataWriter, "write", lambda *said: [make(pickle.loads(b"".join(real(*said))), tmp_path)])
     state = {"x": torch.arange(10.0), "y": {"z": 1}}
     saved_run(tmp_path / "run", state)
     with pytest.raises(errors.Error):

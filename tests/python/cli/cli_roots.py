@@ -93,7 +93,7 @@ class Life:
             attempt=decision.attempt,
             sequence=decision.sequence,
             structure="s",
-            metadata=lambda slots: b"what DCP would pickle",
+            metadata=lambda slots: [b"what DCP would pickle"],
         )
         assert outcome.state == "durable", outcome.reason
         return outcome.attempt_path

@@ -135,15 +135,15 @@ std::vector<PlacedSlot> slots_of(const ReaderHandle& self, const std::string& fi
 }
 
 void read(const ReaderHandle& self,
-          const std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, std::uintptr_t>>& ranges,
-          int threads) {
+          const std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, std::uintptr_t>>& ranges, int threads,
+          bool alone) {
   const nb::gil_scoped_release released;
   std::vector<ReadRange> plan;
   plan.reserve(ranges.size());
   for (const auto& [file, offset, length, address] : ranges) {
     plan.push_back({.file = file, .offset = offset, .into = {reinterpret_cast<std::byte*>(address), length}});
   }
-  unwrap(self.reader->read(plan, threads));
+  unwrap(self.reader->read(plan, {.threads = threads, .alone = alone}));
 }
 
 nb::bytes metadata_of(const ReaderHandle& self) {
@@ -175,9 +175,9 @@ void bind_reader(nb::module_& module) {
           "The root of the manifest, as JSON.")
       .def("metadata", &metadata_of, "The bytes of `.metadata`, verified.")
       .def("slots", &slots_of, "file"_a, "The archives in a shard file, by rising offset.")
-      .def("read", &read, "ranges"_a, nb::kw_only(), "threads"_a = 2,
+      .def("read", &read, "ranges"_a, nb::kw_only(), "threads"_a = 2, "alone"_a = false,
            "Fills memory from (file, offset, length, address) each. Every chunk touched is verified before it returns; "
-           "DamagedError names file and bytes.");
+           "DamagedError names file and bytes. alone: no other process of this machine is about to read the same.");
   module.def("find_attempt", &find, "store"_a, "step"_a = nb::none(),
              "The directory of the newest complete checkpoint on the run's branch (of that step). Claims nothing.");
 }

@@ -99,7 +99,7 @@ class Check {
       const std::uint64_t bytes = std::min(kChunkBytes, file.length - begin);
       thread_local std::vector<std::byte> memory(kChunkBytes);
       const ReadRange range{.file = file.name, .offset = begin, .into = std::span(memory).first(bytes)};
-      if (const Status read = reader_.read(std::span(&range, 1), 1); read) {
+      if (const Status read = reader_.read(std::span(&range, 1), {.threads = 1}); read) {
         good_bytes += bytes;
       } else {
         const std::lock_guard lock(mutex);

@@ -12,6 +12,7 @@
 #include "base/crash_point.h"
 #include "base/crc32c.h"
 #include "base/parallel.h"
+#include "checkpoint/arena.h"
 #include "checkpoint/patience.h"
 
 namespace unbroken {
@@ -64,17 +65,26 @@ struct Piece {
   std::span<std::byte> into;
 };
 
-struct ChunkRead {
-  Reader* reader = nullptr;
+// An open shard file: by way of the page cache and, where that is wanted, round it.
+struct OpenShard {
   const ShardFile* file = nullptr;
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Reader> direct;
+};
+
+struct ChunkRead {
+  const OpenShard* shard = nullptr;
   std::uint64_t chunk = 0;
   std::vector<Piece> pieces;
 
-  std::uint64_t bytes() const { return std::min(kChunkBytes, file->length - chunk * kChunkBytes); }
+  std::uint64_t begin() const { return chunk * kChunkBytes; }  // in the file
+  std::uint64_t bytes() const { return std::min(kChunkBytes, shard->file->length - begin()); }
 };
 
 // So many chunks are being fetched while one is read: what keeps a disk busy that answers many requests at once.
 constexpr std::size_t kChunksAhead = 6;
+// So many read at a time round the page cache: while some copy to where the bytes go, the others keep the disk busy.
+constexpr int kThreadsAlone = 4;
 // A block is checksummed right after it was read, while it is in the processor's cache.
 constexpr std::uint64_t kBlockBytes = 512 * kKiB;
 // Shorter pieces go through a buffer, many at once: a system call costs more than copying them does.
@@ -86,25 +96,52 @@ std::span<std::byte> bounce_buffer() {
   return {memory.get(), kBlockBytes};
 }
 
-// Reads a chunk in order, each byte once: long pieces straight to where they go, and what lies between them through the
-// buffer. Pieces may overlap, as the targets of tied tensors do.
+// Memory for one chunk, in huge pages: of small ones a disk takes only so many in a request.
+Result<std::span<std::byte>> chunk_buffer() {
+  thread_local Arena memory;
+  if (!memory.usable()) {
+    UNBROKEN_ASSIGN(memory, Arena::create(kChunkBytes, 1));
+  }
+  return memory.bytes();
+}
+
+// Reads a chunk in order, each byte once: long pieces straight to where they go, and what lies between them through a
+// buffer. Round the page cache all of it goes through a buffer, in one request, as the disk wants it. Pieces may
+// overlap, as the targets of tied tensors do.
 class ChunkReading {
  public:
-  explicit ChunkReading(ChunkRead& task) : task_(task), begin_(task.chunk * kChunkBytes) {
+  explicit ChunkReading(ChunkRead& task)
+      : task_(task),
+        direct_(task.shard->direct != nullptr && !task.shard->reader->is_cached(task.begin(), task.bytes())),
+        reader_(direct_ ? *task.shard->direct : *task.shard->reader) {
     std::ranges::sort(task.pieces, {}, &Piece::offset);
   }
 
   // The checksum of the chunk's `bytes` bytes.
   Result<std::uint32_t> run(std::uint64_t bytes) {
+    std::span<std::byte> whole;
+    if (direct_) {
+      UNBROKEN_ASSIGN(whole, chunk_buffer());
+      UNBROKEN_TRY(fetch(0, whole.first(align_up(bytes, kDirectAlignment))));
+    }
     while (at_ < bytes) {
       while (first_ < task_.pieces.size() && end_of(task_.pieces[first_]) <= at_) ++first_;
-      UNBROKEN_TRY(step(std::min(bytes, at_ + kBlockBytes)));
+      const std::uint64_t end = std::min(bytes, at_ + kBlockBytes);
+      if (direct_) {
+        take(whole.subspan(at_, end - at_), nullptr);
+      } else {
+        UNBROKEN_TRY(step(end));
+      }
     }
     return crc_;
   }
 
  private:
   static std::uint64_t end_of(const Piece& piece) { return piece.offset + piece.into.size(); }
+
+  Status fetch(std::uint64_t at, std::span<std::byte> memory) {
+    return read_patiently([&] { return reader_.read_at(task_.begin() + at, memory); });
+  }
 
   // Reads one block, which ends at `end` at the latest.
   Status step(std::uint64_t end) {
@@ -115,52 +152,58 @@ class ChunkReading {
         end = piece.offset;
         break;
       }
-      const std::uint64_t bytes = std::min(end, end_of(piece)) - at_;
-      return read(piece.into.subspan(at_ - piece.offset, bytes), &piece);
+      const auto target = piece.into.subspan(at_ - piece.offset, std::min(end, end_of(piece)) - at_);
+      UNBROKEN_TRY(fetch(at_, target));
+      take(target, &piece);
+      return {};
     }
-    return read(bounce_buffer().first(end - at_), nullptr);
+    const auto buffer = bounce_buffer().first(end - at_);
+    UNBROKEN_TRY(fetch(at_, buffer));
+    take(buffer, nullptr);
+    return {};
   }
 
-  // `target`: the piece that `memory` belongs to.
-  Status read(std::span<std::byte> memory, const Piece* target) {
-    UNBROKEN_TRY(read_patiently([&] { return task_.reader->read_at(begin_ + at_, memory); }));
-    crc_ = crc32c(memory, crc_);
-    const std::uint64_t end = at_ + memory.size();
+  // `block` comes next in the chunk. `target`: the piece whose memory it is.
+  void take(std::span<const std::byte> block, const Piece* target) {
+    crc_ = crc32c(block, crc_);
+    const std::uint64_t end = at_ + block.size();
     for (std::size_t i = first_; i < task_.pieces.size() && task_.pieces[i].offset < end; ++i) {
       const Piece& piece = task_.pieces[i];
       const std::uint64_t from = std::max(at_, piece.offset);
       const std::uint64_t to = std::min(end, end_of(piece));
       if (&piece == target || from >= to) continue;
-      std::memcpy(piece.into.data() + (from - piece.offset), memory.data() + (from - at_), to - from);
+      std::memcpy(piece.into.data() + (from - piece.offset), block.data() + (from - at_), to - from);
     }
     at_ = end;
-    return {};
   }
 
   ChunkRead& task_;
-  const std::uint64_t begin_;  // of the chunk in the file
-  std::uint64_t at_ = 0;       // in the chunk
-  std::size_t first_ = 0;      // pieces before it are full
+  const bool direct_;
+  Reader& reader_;
+  std::uint64_t at_ = 0;   // in the chunk
+  std::size_t first_ = 0;  // pieces before it are full
   std::uint32_t crc_ = 0;
 };
 
 Status read_chunk(ChunkRead& task, std::string_view attempt) {
   UNBROKEN_ASSIGN(const std::uint32_t crc, ChunkReading(task).run(task.bytes()));
-  if (crc != task.file->chunk_crcs[task.chunk]) {
-    const std::uint64_t begin = task.chunk * kChunkBytes;
-    return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
-                                                  join_path(attempt, task.file->name), begin, begin + task.bytes()));
+  const ShardFile& file = *task.shard->file;
+  if (crc != file.chunk_crcs[task.chunk]) {
+    return make_error(Code::kDamaged,
+                      fmt::format("read {}: bytes {} to {} are not what was written (checksum differs)",
+                                  join_path(attempt, file.name), task.begin(), task.begin() + task.bytes()));
   }
   return {};
 }
 
 // Reads all, in order, and calls `done` with the bytes of each from the thread that read it.
-Status read_chunks(std::span<ChunkRead> tasks, std::string_view attempt, int threads,
+Status read_chunks(std::span<ChunkRead> tasks, std::string_view attempt, ReadOptions options,
                    const std::function<void(std::uint64_t)>& done) {
   const auto announce = [&](std::size_t i) {
-    if (i < tasks.size()) tasks[i].reader->will_need(tasks[i].chunk * kChunkBytes, tasks[i].bytes());
+    if (i < tasks.size() && !options.alone) tasks[i].shard->reader->will_need(tasks[i].begin(), tasks[i].bytes());
   };
   for (std::size_t i = 0; i < kChunksAhead; ++i) announce(i);
+  const int threads = options.alone ? std::max(options.threads, kThreadsAlone) : options.threads;
   return parallel_for(tasks.size(), threads, [&](std::size_t i) -> Status {
     announce(i + kChunksAhead);
     UNBROKEN_TRY(read_chunk(tasks[i], attempt));
@@ -169,14 +212,18 @@ Status read_chunks(std::span<ChunkRead> tasks, std::string_view attempt, int thr
   });
 }
 
-Result<std::unique_ptr<Reader>> open_checked(Store& store, std::string_view attempt, const ShardFile& file) {
+Result<OpenShard> open_shard(Store& store, std::string_view attempt, const ShardFile& file, bool alone) {
   const std::string path = join_path(attempt, file.name);
-  UNBROKEN_ASSIGN(auto reader, read_patiently([&] { return store.open(path, {}); }));
-  if (reader->size() != file.length) {
-    return make_error(Code::kDamaged,
-                      fmt::format("read {}: it has {} bytes, {} were written", path, reader->size(), file.length));
+  OpenShard shard{.file = &file, .reader = nullptr, .direct = nullptr};
+  UNBROKEN_ASSIGN(shard.reader, read_patiently([&] { return store.open(path, {}); }));
+  if (shard.reader->size() != file.length) {
+    return make_error(Code::kDamaged, fmt::format("read {}: it has {} bytes, {} were written", path,
+                                                  shard.reader->size(), file.length));
   }
-  return reader;
+  if (alone && store.abilities().direct_io) {
+    UNBROKEN_ASSIGN(shard.direct, read_patiently([&] { return store.open(path, {.direct = true}); }));
+  }
+  return shard;
 }
 
 std::optional<std::uint64_t> rank_of_file(std::string_view name) {
@@ -283,20 +330,19 @@ Result<const ShardFile*> AttemptReader::file(std::string_view name) {
   return make_error(Code::kNotFound, fmt::format("read {}: the manifest does not list {}", attempt_, name));
 }
 
-Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
-  struct OpenFile {
-    const ShardFile* file = nullptr;
-    std::unique_ptr<Reader> reader;
+Status AttemptReader::read(std::span<const ReadRange> ranges, ReadOptions options) {
+  struct Wanted {
+    OpenShard shard;
     std::map<std::uint64_t, std::vector<Piece>> chunks;
   };
-  std::map<std::string_view, OpenFile> files;
+  std::map<std::string_view, Wanted> files;
   for (const auto& range : ranges) {
-    OpenFile& open_file = files[range.file];
-    if (open_file.file == nullptr) {
-      UNBROKEN_ASSIGN(open_file.file, file(range.file));
-      UNBROKEN_ASSIGN(open_file.reader, open_checked(store_, attempt_, *open_file.file));
+    auto& [shard, chunks] = files[range.file];
+    if (shard.file == nullptr) {
+      UNBROKEN_ASSIGN(const ShardFile* listed, file(range.file));
+      UNBROKEN_ASSIGN(shard, open_shard(store_, attempt_, *listed, options.alone));
     }
-    const std::uint64_t length = open_file.file->length;
+    const std::uint64_t length = shard.file->length;
     if (range.into.size() > length || range.offset > length - range.into.size()) {
       return make_error(Code::kDamaged, fmt::format("read {}: bytes {} to {} lie outside the file ({} bytes)",
                                                     join_path(attempt_, range.file), range.offset,
@@ -305,17 +351,15 @@ Status AttemptReader::read(std::span<const ReadRange> ranges, int threads) {
     for (std::uint64_t done = 0; done < range.into.size();) {
       const std::uint64_t at = range.offset + done;
       const std::uint64_t bytes = std::min(kChunkBytes - at % kChunkBytes, range.into.size() - done);
-      open_file.chunks[at / kChunkBytes].push_back({at % kChunkBytes, range.into.subspan(done, bytes)});
+      chunks[at / kChunkBytes].push_back({at % kChunkBytes, range.into.subspan(done, bytes)});
       done += bytes;
     }
   }
   std::vector<ChunkRead> tasks;
-  for (auto& [name, open_file] : files) {
-    for (auto& [chunk, pieces] : open_file.chunks) {
-      tasks.push_back({open_file.reader.get(), open_file.file, chunk, std::move(pieces)});
-    }
+  for (auto& [name, wanted] : files) {
+    for (auto& [chunk, pieces] : wanted.chunks) tasks.push_back({&wanted.shard, chunk, std::move(pieces)});
   }
-  return read_chunks(tasks, attempt_, threads, [](std::uint64_t) {});
+  return read_chunks(tasks, attempt_, options, [](std::uint64_t) {});
 }
 
 Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
@@ -327,11 +371,10 @@ Status AttemptReader::verify(int threads, const std::function<void(std::uint64_t
     if (!manifest_.parts[rank].present()) continue;
     UNBROKEN_ASSIGN(const RankPart* part, this->part(rank));
     for (const auto& file : part->files) {
-      UNBROKEN_ASSIGN(const auto reader, open_checked(store_, attempt_, file));
+      UNBROKEN_ASSIGN(const OpenShard shard, open_shard(store_, attempt_, file, true));
       std::vector<ChunkRead> tasks;
-      for (std::uint64_t chunk = 0; chunk < chunk_count(file.length); ++chunk)
-        tasks.push_back({reader.get(), &file, chunk, {}});
-      UNBROKEN_TRY(read_chunks(tasks, attempt_, threads, [&](std::uint64_t bytes) {
+      for (std::uint64_t chunk = 0; chunk < chunk_count(file.length); ++chunk) tasks.push_back({&shard, chunk, {}});
+      UNBROKEN_TRY(read_chunks(tasks, attempt_, {.threads = threads, .alone = true}, [&](std::uint64_t bytes) {
         const std::uint64_t now = done.fetch_add(bytes) + bytes;
         if (progress) progress(now, total);
       }));

@@ -36,6 +36,13 @@ struct ReadRange {
   std::span<std::byte> into;
 };
 
+struct ReadOptions {
+  int threads = 2;
+  // No other process of this machine is about to read the same bytes: what is not in the page cache need not go through
+  // it, which costs a copy and the pages of others. More threads then keep the disk busy.
+  bool alone = false;
+};
+
 // Verified reads of one attempt. Any thread.
 class AttemptReader {
  public:
@@ -56,7 +63,7 @@ class AttemptReader {
 
   // Fills all ranges. Every chunk that a range touches is verified before the call returns; on an error the ranges hold
   // anything.
-  Status read(std::span<const ReadRange> ranges, int threads);
+  Status read(std::span<const ReadRange> ranges, ReadOptions options);
 
   // Reads every byte of every file. `progress` gets the bytes done so far and all; it is called from several threads.
   Status verify(int threads, const std::function<void(std::uint64_t, std::uint64_t)>& progress);

@@ -201,6 +201,7 @@ class FaultReader final : public Reader {
                                   [&] { return wrapped_->read_at(offset, into); });
   }
   void will_need(std::uint64_t offset, std::uint64_t length) override { wrapped_->will_need(offset, length); }
+  bool is_cached(std::uint64_t offset, std::uint64_t length) override { return wrapped_->is_cached(offset, length); }
 
  private:
   FaultStore& store_;

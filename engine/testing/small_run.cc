@@ -58,7 +58,7 @@ std::string marker_text(std::uint64_t step, std::span<const std::optional<std::s
 Status check_slot(AttemptReader& reader, const std::string& file, const Slot& slot, std::string_view expected) {
   std::string found(slot.length, '\0');
   const ReadRange range{.file = file, .offset = slot.offset, .into = std::as_writable_bytes(std::span(found))};
-  UNBROKEN_TRY(reader.read(std::span(&range, 1), 1));
+  UNBROKEN_TRY(reader.read(std::span(&range, 1), {.threads = 1}));
   // An object's archive is padded, and its end record says by how much.
   const std::size_t compared = slot.data_length > 0 ? expected.size() : expected.size() - 2;
   if (found.size() < expected.size() || found.compare(0, compared, expected, 0, compared) != 0) {

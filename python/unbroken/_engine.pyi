@@ -360,9 +360,9 @@ class AttemptReader:
     def slots(self, file: str) -> list[Slot]:
         """The archives in a shard file, by rising offset."""
 
-    def read(self, ranges: Sequence[tuple[str, int, int, int]], *, threads: int = 2) -> None:
+    def read(self, ranges: Sequence[tuple[str, int, int, int]], *, threads: int = 2, alone: bool = False) -> None:
         """
-        Fills memory from (file, offset, length, address) each. Every chunk touched is verified before it returns; DamagedError names file and bytes.
+        Fills memory from (file, offset, length, address) each. Every chunk touched is verified before it returns; DamagedError names file and bytes. alone: no other process of this machine is about to read the same.
         """
 
 def find_attempt(store: Store, step: int | None = None) -> str:

@@ -1,10 +1,13 @@
 // What only a directory of a POSIX file system has: links, users, modes, descriptors, and roots in odd states.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 
 #include "base/bytes.h"
@@ -43,6 +46,37 @@ class Posix : public testing::TestWithParam<bool> {
 };
 INSTANTIATE_TEST_SUITE_P(Stores, Posix, testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "openat2" : "walk"); });
+
+// --- The page cache ---
+
+TEST_P(Posix, WhatWasReadIsKnownToBeCachedAndWhatWasDroppedIsNot) {
+  constexpr std::uint64_t kBytes = 3 * kMiB + 5;
+  const std::string content(kBytes, 'x');
+  spit(path() / "object", content);
+  const auto reader = store().open("object", {});
+  ASSERT_TRUE(is_ok(reader));
+  EXPECT_TRUE((*reader)->is_cached(0, kBytes));
+  EXPECT_TRUE((*reader)->is_cached(kBytes - 1, 100)) << "only what is there of a range counts";
+  EXPECT_TRUE((*reader)->is_cached(2 * kBytes, 100));
+  struct statfs info{};
+  ASSERT_EQ(::statfs(path().c_str(), &info), 0);
+  if (info.f_type == TMPFS_MAGIC) GTEST_SKIP() << "here everything is in memory always";
+  const int file = ::open((path() / "object").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::fsync(file), 0);
+  ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+  EXPECT_FALSE((*reader)->is_cached(0, kBytes));
+  EXPECT_FALSE((*reader)->is_cached(5, kMiB)) << "from anywhere";
+  // Direct reads leave it so, and bring what is there.
+  const auto direct = store().open("object", {.direct = true});
+  ASSERT_TRUE(is_ok(direct));
+  alignas(kDirectAlignment) static std::array<std::byte, kMiB> block;
+  ASSERT_TRUE(is_ok((*direct)->read_at(kMiB, block)));
+  EXPECT_EQ(block.back(), std::byte{'x'});
+  std::string read(kMiB, 'y');
+  ASSERT_TRUE(is_ok((*reader)->read_at(2 * kMiB, std::as_writable_bytes(std::span(read)))));
+  EXPECT_TRUE((*reader)->is_cached(2 * kMiB, kMiB));
+  ::close(file);
+}
 
 // --- Links ---
 

@@ -43,7 +43,7 @@ class MemoryStore final : public Store {
   Result<std::shared_ptr<Object>> find(std::string_view action, std::string_view path) const;
   bool is_directory(std::string_view path) const { return path.empty() || directories_.contains(path); }
 
-  const Abilities abilities_{};
+  const Abilities abilities_{.direct_io = true};
   mutable std::mutex mutex_;  // guards the two below; the bytes of an object have their own
   std::map<std::string, std::shared_ptr<Object>, std::less<>> objects_;
   std::set<std::string, std::less<>> directories_;

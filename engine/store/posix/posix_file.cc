@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <limits>
 
@@ -116,6 +117,10 @@ class PosixReader final : public Reader {
     if (options_.direct) return;
     static_cast<void>(
         ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED));
+  }
+
+  bool is_cached(std::uint64_t offset, std::uint64_t length) override {
+    return is_resident(fd_.get(), offset, std::min(length, options_.size - std::min(offset, options_.size)));
   }
 
  private:

@@ -3,11 +3,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -46,6 +48,21 @@ int sync_all(int fd) {
 int sync_directory_fd(int fd) {
   const int error = sync_all(fd);
   return error == EINVAL ? 0 : error;
+}
+
+bool is_resident(int fd, std::uint64_t offset, std::uint64_t length) {
+  constexpr std::uint64_t kPage = 4096;
+  if (length == 0) return true;
+  const std::uint64_t begin = offset / kPage * kPage;
+  const std::size_t bytes = static_cast<std::size_t>(offset + length - begin);
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
+  if (mapped == MAP_FAILED) return true;
+  std::vector<unsigned char> pages((bytes + kPage - 1) / kPage);
+  const bool known = ::mincore(mapped, bytes, pages.data()) == 0;
+  ::munmap(mapped, bytes);
+  constexpr std::size_t kMostMissing = 8;  // of so many pages one
+  const auto missing = std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) == 0; });
+  return !known || static_cast<std::size_t>(missing) <= pages.size() / kMostMissing;
 }
 
 Tried<std::uint64_t> free_bytes(int fd) {

@@ -47,7 +47,7 @@ class ForeignReader(Reading):
                         found[key] = stream.read(-1)
         return {key: found[key] for key in keys}
 
-    def fill(self, targets: Iterable[Target]) -> None:
+    def fill(self, targets: Iterable[Target], *, alone: bool | None = None) -> None:  # noqa: ARG002  # files of Python's
         placed = [(one, self._info(one[0].storage_index)) for one in targets]
         with torch.no_grad():
             for name, some in _by_file(placed):

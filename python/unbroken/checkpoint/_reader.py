@@ -7,11 +7,13 @@ import ctypes
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -96,8 +98,12 @@ class Reading(abc.ABC):
         """The bytes of the objects of `keys`, which torch.save wrote. Not checked for what they would run."""
 
     @abc.abstractmethod
-    def fill(self, targets: Iterable[Target]) -> None:
-        """Fills the tensors, which do not require grad, each with what its item asks for."""
+    def fill(self, targets: Iterable[Target], *, alone: bool | None = None) -> None:
+        """Fills the tensors, which do not require grad, each with what its item asks for.
+
+        alone: no other process of this machine is about to read the same, so that the page cache would not help it;
+        None: as far as the number of ranks here tells.
+        """
 
     def objects(self, keys: Sequence[str]) -> dict[str, Any]:
         """The objects of `keys`, read without running what they say."""
@@ -105,8 +111,11 @@ class Reading(abc.ABC):
 
     def tensors(self, targets: dict[str, torch.Tensor]) -> None:
         """Fills the targets, by key. A target may be sharded; it has the saved tensor's shape."""
+        alone = {key: _is_alone() or _is_held_once(target) for key, target in targets.items()}
         with torch.no_grad():
-            self.fill(self._plan({key: target.detach() for key, target in targets.items()}))
+            for kind in sorted(set(alone.values())):
+                some = {key: target.detach() for key, target in targets.items() if alone[key] is kind}
+                self.fill(self._plan(some), alone=kind)
 
     def _plan(self, targets: dict[str, torch.Tensor]) -> Iterator[tuple[ReadItem, torch.Tensor]]:
         """What to read, and the memory that it goes to."""
@@ -145,6 +154,22 @@ class Reading(abc.ABC):
         ):
             raise DamagedError(f"{self.attempt}: what .metadata says of the place of {index.fqn!r} makes no sense")
         return info
+
+
+def _is_alone() -> bool:
+    """Whether no other rank is on this machine."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if here.isdecimal():
+        return int(here) == 1
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+
+
+def _is_held_once(target: torch.Tensor) -> bool:
+    """Whether no other rank holds what this one holds of it."""
+    return isinstance(target, DTensor) and all(
+        target.device_mesh.size(dim) == 1 or not placement.is_replicate()
+        for dim, placement in enumerate(target.placements)
+    )
 
 
 def _path(noted: Any, key: str) -> Path:
@@ -229,14 +254,14 @@ class CheckpointReader(Reading):
             ranges.append(_Range(slot.file, slot.offset, slot.length, base + at))
             found.append(memoryview(memory)[at : at + slot.length])
             at += slot.length
-        self._read(ranges)
+        self._read(ranges, _is_alone())
         return found
 
-    def fill(self, targets: Iterable[Target]) -> None:
+    def fill(self, targets: Iterable[Target], *, alone: bool | None = None) -> None:
         with torch.no_grad():
-            self._fill(targets)
+            self._fill(targets, _is_alone() if alone is None else alone)
 
-    def _fill(self, targets: Iterable[Target]) -> None:
+    def _fill(self, targets: Iterable[Target], alone: bool) -> None:
         ranges: list[_Range] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, temporary part) to copy when the ranges are read
         waiting = 0
@@ -273,9 +298,9 @@ class CheckpointReader(Reading):
                 later.append((target, temporary))
             ranges.append(one)
             if waiting >= _TEMPORARY_BYTES:
-                self._read_and_copy(ranges, later)
+                self._read_and_copy(ranges, later, alone)
                 ranges, later, waiting = [], [], 0
-        self._read_and_copy(ranges, later)
+        self._read_and_copy(ranges, later, alone)
 
     def _locate(self, item: ReadItem, slot: _engine.Slot) -> tuple[_Range, _Rows, list[tuple[int, int]] | None]:
         """The bytes that hold what `item` asks for: whole rows of the saved piece, and which part of them (or all). The
@@ -297,15 +322,15 @@ class CheckpointReader(Reading):
         part = None if whole else [*((0, n) for n in lengths[: dim + 1]), *within]
         return one, _Rows((*lengths[: dim + 1], *sizes[dim + 1 :]), saved.properties.dtype), part
 
-    def _read_and_copy(self, ranges: list[_Range], later: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._read(ranges)
+    def _read_and_copy(self, ranges: list[_Range], later: list[tuple[torch.Tensor, torch.Tensor]], alone: bool) -> None:
+        self._read(ranges, alone)
         for target, temporary in later:
             target.copy_(temporary)
 
-    def _read(self, ranges: Iterable[_Range]) -> None:
+    def _read(self, ranges: Iterable[_Range], alone: bool) -> None:
         asked = [(one.file, one.offset, one.nbytes, one.address) for one in ranges if one.nbytes]
         if asked:
-            self._reader.read(asked)
+            self._reader.read(asked, alone=alone)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ char held(Store& store, std::optional<std::uint64_t> only_rank = {}) {
     std::string bytes(kTensorBytes, '\0');
     const ReadRange range{
         .file = shard_file_name(rank, 0), .offset = 4, .into = std::as_writable_bytes(std::span(bytes))};
-    if (!(*reader)->read(std::span(&range, 1), 1)) return '?';
+    if (!(*reader)->read(std::span(&range, 1), {.threads = 1})) return '?';
     if (bytes != std::string(kTensorBytes, tag)) return '?';
   }
   return tag;

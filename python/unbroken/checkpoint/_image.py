@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from unbroken.checkpoint._plan import Piece, Place, Plan
 __all__ = ["Copy", "SlotImage", "SlotSpec", "StagedImage", "is_simple", "pack", "tensor_at"]
 
 _logger = logging.getLogger(__name__)
+_IS_CPU, _NBYTES = attrgetter("is_cpu"), attrgetter("nbytes")
 
 
 @dataclass
@@ -63,10 +65,15 @@ class SlotImage:
     def place(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> list[Copy]:
         """Puts into their slots the tensors that are not plain host memory, and returns what copy() is to do for the
         others. A device is waited for."""
+        placed = list(tensors)
+        held = [tensor for _, tensor in placed]
+        if _are_plain(held):
+            found = zip(placed, map(torch.Tensor.data_ptr, held), map(_NBYTES, held), strict=True)
+            return [(slot, address, nbytes) for (slot, _), address, nbytes in found if nbytes]
         copies: list[Copy] = []
         on_device: list[tuple[int, torch.Tensor]] = []
         with torch.no_grad():
-            for slot, tensor in tensors:
+            for slot, tensor in placed:
                 if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
                     if nbytes := tensor.nbytes:
                         copies.append((slot, tensor.data_ptr(), nbytes))
@@ -118,6 +125,16 @@ class SlotImage:
             self._pinned = 0
         self._views.clear()
         del self.image
+
+
+def _are_plain(tensors: list[torch.Tensor]) -> bool:
+    """Whether all are contiguous in host memory, as they mostly are: asked of all at once, as there may be many."""
+    return (
+        all(map(_IS_CPU, tensors))
+        and all(map(torch.Tensor.is_contiguous, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not any(map(torch.Tensor.is_conj, tensors))
+    )
 
 
 def tensor_at(address: int, dtype: torch.dtype, sizes: tuple[int, ...], keep: object) -> torch.Tensor:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 _PIECE_BYTES = 1 << 30
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_KIND_OF = attrgetter("dtype", "shape")
 _ROLES = {str(role): role for role in Role}
 _ANY_RANK = "rng/rank_*/"  # stands for rng_prefix(rank) in what is compared between ranks
 
@@ -168,26 +171,32 @@ class LocalPlan:
     text: str  # the items as JSON, equal on ranks that have the same
     digest: str
 
+    def __post_init__(self) -> None:
+        # Plain tensors are looked at all at once, as most are, and this is done in every save.
+        plain = [planned is not None and planned[0] is None for planned in self.signatures]
+        self._plain = [number for number, one in enumerate(plain) if one]
+        self._plain_kinds = [self.signatures[number][1:] for number in self._plain]
+        self._others = [number for number, one in enumerate(plain) if not one]
+        self._tied = [(i, item.same_as) for i, item in enumerate(self.items) if item.same_as >= 0]
+
     def check(self, values: Sequence[Any]) -> None:
         """Raises StructureChanged when the values are not of the planned kind."""
-        for leaf, value, planned in zip(self.leaves, values, self.signatures, strict=True):
-            if planned is None:
-                if _signature(value) is not None:
-                    raise StructureChanged(f"{leaf.key} is a tensor now")
-            elif planned[0] is None:
-                # The short way of _signature(), as this runs for every tensor in every save.
-                if not (
-                    isinstance(value, torch.Tensor)
-                    and value.dtype is planned[1]
-                    and value.shape == planned[2]
-                    and type(value) in (torch.Tensor, torch.nn.Parameter)
-                ):
-                    raise StructureChanged(f"{leaf.key} is another kind of tensor now")
-            elif _signature(value) != planned:
-                raise StructureChanged(f"{leaf.key} is sharded in another way now")
-        for item, number in zip(self.items, self.leaf_of, strict=True):
-            if item.same_as >= 0 and identity(values[number]) != identity(values[self.leaf_of[item.same_as]]):
-                raise StructureChanged(f"{item.key} is not tied to {self.items[item.same_as].key} any more")
+        if not self._has_plain_tensors(values):
+            for number in self._plain:
+                if _signature(values[number]) != self.signatures[number]:
+                    raise StructureChanged(f"{self.leaves[number].key} is another kind of tensor now")
+        for number in self._others:
+            found, planned = _signature(values[number]), self.signatures[number]
+            if found != planned:
+                what = "a tensor" if planned is None else "sharded in another way"
+                raise StructureChanged(f"{self.leaves[number].key} is {what} now")
+        for i, first in self._tied:
+            if identity(values[self.leaf_of[i]]) != identity(values[self.leaf_of[first]]):
+                raise StructureChanged(f"{self.items[i].key} is not tied to {self.items[first].key} any more")
+
+    def _has_plain_tensors(self, values: Sequence[Any]) -> bool:
+        tensors = [values[number] for number in self._plain]
+        return {*map(type, tensors)} <= _PLAIN and list(map(_KIND_OF, tensors)) == self._plain_kinds
 
     def local(self, number: int, value: torch.Tensor) -> torch.Tensor:
         """The memory that item `number` stands for."""

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from unbroken import _rng
-from unbroken.checkpoint._tree import Notes, Path, flatten, key_of, pack_notes
+from unbroken.checkpoint._tree import Notes, Path, Shape, flatten, key_of, pack_notes
 from unbroken.errors import InvalidArgumentError
 
 __all__ = [
@@ -440,6 +440,25 @@ class PlainSource(_WalkedSource):
         super().__init__(prefix)
         self.mapping = mapping
         self._others = others  # where modules, optimizers and objects stand
+        self._shape: Shape | None = None
+        self._notes: Notes = {}
+
+    def walk(self, notes: Notes) -> tuple[list[Leaf], list[Any]]:
+        self._notes = {}
+        found = super().walk(self._notes)
+        notes |= self._notes
+        try:
+            self._shape = Shape(self.mapping, self.prefix, self._others)
+        except TypeError:
+            self._shape = None
+        return found
+
+    def values(self, notes: Notes) -> list[Any]:
+        values = self._shape.leaves(self.mapping) if self._shape is not None else None
+        if values is None:
+            return super().values(notes)
+        notes |= self._notes
+        return values
 
     def _walk(self, notes: Notes) -> tuple[list[Leaf], list[Any]]:
         leaves: list[Leaf] = []

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from unbroken.errors import InvalidArgumentError
 
-__all__ = ["Notes", "Path", "flatten", "key_of", "pack_notes", "unflatten", "unpack_notes"]
+__all__ = ["Notes", "Path", "Shape", "flatten", "key_of", "pack_notes", "unflatten", "unpack_notes"]
 
 Path = tuple[str | int, ...]
 # For a mapping that is empty, holds an empty one or has keys other than strings: its keys.
@@ -61,6 +61,47 @@ def flatten(value: Any, path: Path, leaf: Callable[[Path, Any], None], notes: No
         return sum(flatten(entry, (*path, i), leaf, notes) for i, entry in enumerate(value))
     leaf(path, value)
     return 1
+
+
+class Shape:
+    """The mappings of a nested state, to see at a glance whether it still has the leaves that it had."""
+
+    _LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)))
+
+    def __init__(self, mapping: Mapping[Any, Any], path: Path, skipped: Collection[Path]) -> None:
+        """skipped: what to leave out. Raises TypeError when there is something that only flatten() can tell."""
+        if type(mapping) is not dict or not all(type(key) is str for key in mapping):
+            raise TypeError
+        self._keys = list(mapping)
+        self._kinds = list(map(type, mapping.values()))
+        self._apart: list[tuple[int, Shape | None]] = []  # by number of the entry; None: it is left out
+        for number, (key, entry) in enumerate(mapping.items()):
+            at = (*path, key)
+            if type(entry) is dict:
+                self._apart.append((number, Shape(entry, at, skipped)))
+            elif at in skipped and not isinstance(entry, (Mapping, list)):
+                self._apart.append((number, None))
+            elif type(entry) not in self._LEAVES:
+                raise TypeError
+
+    def leaves(self, mapping: Any) -> list[Any] | None:
+        """What the leaves hold now, in flatten()'s order. None: they may be others."""
+        if type(mapping) is not dict or list(mapping) != self._keys:
+            return None
+        entries = list(mapping.values())
+        if list(map(type, entries)) != self._kinds:
+            return None
+        found: list[Any] = []
+        begin = 0
+        for number, inner in self._apart:
+            found += entries[begin:number]
+            begin = number + 1
+            if inner is not None:
+                some = inner.leaves(entries[number])
+                if some is None:
+                    return None
+                found += some
+        return found + entries[begin:]
 
 
 def _insert(root: dict[str, Any], path: Path, value: Any, *, replace: bool = True) -> None:

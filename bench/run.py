@@ -55,10 +55,12 @@ def _of_size(
     return measure(place, size, effort, notes)
 
 
-def _effort(seconds: float, *, quick: bool, rounds: int | None) -> Effort:
-    if rounds is not None:
-        return Effort(least=rounds, most=rounds)
-    return Effort(seconds=seconds if quick else 5 * seconds, most=30 if quick else 100, hurry=quick)
+def _effort(seconds: float, arguments: argparse.Namespace, *, quick: bool) -> Effort:
+    if arguments.rounds is not None:
+        return Effort(least=arguments.rounds, most=arguments.rounds)
+    if quick:
+        return Effort(seconds=seconds, most=30, hurry=True)
+    return Effort(seconds=seconds * arguments.minutes / 12, most=100)
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, help="just so many rounds, whatever they show; six is the least for a verdict"
     )
+    parser.add_argument("--minutes", type=float, default=60, help="about how long all of it may take (60)")
     parser.add_argument(
         "--size", type=int, action="append", metavar="MIB", help="of the state, instead of 256 and 2048"
     )
@@ -95,7 +98,7 @@ def main() -> int:
         place = arguments.place / f"unbroken-bench-{os.getpid()}"
         place.mkdir(parents=True)
         try:
-            rows += part(place, _effort(seconds, quick=quick, rounds=arguments.rounds))
+            rows += part(place, _effort(seconds, arguments, quick=quick))
         except Exception:  # noqa: BLE001  # the other parts are still worth their time; the exit code tells
             failed = True
             traceback.print_exc()

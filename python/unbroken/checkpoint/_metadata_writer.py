@@ -150,10 +150,11 @@ class _Pickle:
         self._names: dict[str, bytes] = {}
         self._sizes: dict[tuple[int, ...], bytes] = {}  # most pieces are as large, and many begin, where others do
         self._size_templates: dict[int, _Template] = {}
-        self._tensor_templates: dict[str, _Template] = {}
+        self._properties: dict[str, bytes] = {}  # by dtype
         self.object = self._template(BytesStorageMetadata()).fill()
         hole: Any = _hole  # stands where the classes want something else
         self._chunk = self._template(ChunkStorageMetadata(hole(0), hole(1)))
+        self._tensor = self._template(TensorStorageMetadata(hole(0), hole(1), hole(2)))
         self._index_of_object = self._template(MetadataIndex(hole(0)))
         index = MetadataIndex(hole(0), (), hole(2))
         object.__setattr__(index, "offset", hole(1))  # the class is frozen, and makes a torch.Size of what it is given
@@ -171,12 +172,12 @@ class _Pickle:
         return self._chunk.fill(self._size(offsets), self._size(sizes))
 
     def tensor(self, dtype: str, size: tuple[int, ...], chunks: list[bytes]) -> bytes:
-        template = self._tensor_templates.get(dtype)
-        if template is None:
-            hole: Any = _hole
-            sample = TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype)), hole(0), hole(1))
-            template = self._tensor_templates[dtype] = self._template(sample)
-        return template.fill(self._size(size), b"".join((pickle.EMPTY_LIST, pickle.MARK, *chunks, pickle.APPENDS)))
+        properties = self._properties.get(dtype)
+        if properties is None:  # they take long to read, and are the same for all: one object is enough
+            code = self._template(TensorProperties(dtype=dtype_of(dtype))).fill()
+            properties = self._properties[dtype] = self._constant(code)
+        listed = b"".join((pickle.EMPTY_LIST, pickle.MARK, *chunks, pickle.APPENDS))
+        return self._tensor.fill(properties, self._size(size), listed)
 
     def index_of_object(self, key: str) -> bytes:
         return self._index_of_object.fill(self.name(key))

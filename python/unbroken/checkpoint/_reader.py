@@ -144,14 +144,12 @@ class Reading(abc.ABC):
                 yield item, narrow_tensor_by_index(part, item.dest_offsets, item.lengths)
 
     def _info(self, index: MetadataIndex) -> _StorageInfo:
-        info = self._storage.get(index)
+        info: _StorageInfo | None = self._storage.get(index)
         if info is None:
             raise DamagedError(f"{self.attempt}: .metadata does not say where {index.fqn!r} is")
-        if not (
-            isinstance(info, _StorageInfo)
-            and isinstance(getattr(info, "relative_path", None), str)
-            and all(isinstance(n, int) and n >= 0 for n in (getattr(info, name, None) for name in ("offset", "length")))
-        ):
+        said = vars(info) if type(info) is _StorageInfo else {}
+        file, offset, length = said.get("relative_path"), said.get("offset"), said.get("length")
+        if not (type(file) is str and type(offset) is int and type(length) is int and offset >= 0 and length >= 0):
             raise DamagedError(f"{self.attempt}: what .metadata says of the place of {index.fqn!r} makes no sense")
         return info
 
@@ -312,6 +310,9 @@ class CheckpointReader(Reading):
         if slot.data_length != math.prod(sizes) * itemsize:
             raise DamagedError(f"{self.attempt}: {item.storage_index.fqn!r} is not as long as .metadata says")
         begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+        if lengths == sizes and not any(begin):
+            all_of_it = _Range(slot.file, slot.offset + slot.data_offset, slot.data_length, 0)
+            return all_of_it, _Rows(sizes, saved.properties.dtype), None
         dim = next((dim for dim, length in enumerate(lengths) if length != 1), max(len(sizes) - 1, 0))
         row = math.prod(sizes[dim + 1 :]) * itemsize
         first = sum(at * math.prod(sizes[i + 1 :]) for i, at in enumerate(begin[: dim + 1])) * itemsize

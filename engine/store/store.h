@@ -66,8 +66,8 @@ class Reader {
   virtual Status read_at(std::uint64_t offset, std::span<std::byte> into) = 0;
   // Says that this range is going to be read soon: a store that can begins to fetch it. Returns at once.
   virtual void will_need(std::uint64_t /*offset*/, std::uint64_t /*length*/) {}
-  // Whether the range lies in this machine's memory already, as far as that can be known: a guess, for speed alone. When
-  // it does, reading it directly is slower. Returns at once.
+  // Whether the range lies in this machine's memory already, as far as that can be known: a guess, for speed alone, as
+  // reading it directly is slower then. Returns at once.
   virtual bool is_cached(std::uint64_t /*offset*/, std::uint64_t /*length*/) { return false; }
 };
 

@@ -56,8 +56,8 @@ int sync_all(int fd);
 // Makes a directory's entries durable. File systems that know no such thing (EINVAL) are content.
 int sync_directory_fd(int fd);
 
-// Whether most of the range is in the page cache. Of files that the user neither owns nor may write the kernel says that
-// they are; so it does where that cannot be found out.
+// Whether most of the range is in the page cache. Of files that the user neither owns nor may write the kernel says so,
+// too; and so does this where it cannot be found out.
 bool is_resident(int fd, std::uint64_t offset, std::uint64_t length);
 
 // Free bytes for ordinary users; UINT64_MAX where the file system does not say.

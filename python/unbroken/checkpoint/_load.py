@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unbroken.checkpoint._metadata import no_collection
 from unbroken.checkpoint._pack import fingerprint
 from unbroken.checkpoint._reader import Reading, Saved
 from unbroken.checkpoint._state import (
@@ -91,6 +92,7 @@ class Load:
         self._reshaped: set[str] = set()
         self._order = [one.path for one in reader.saved.values()]  # as the state was walked when it was saved
 
+    @no_collection()
     def plan(self) -> None:
         """Finds out what goes where. InvalidArgumentError lists what does not fit; nothing has changed then."""
         self._read_own()
@@ -156,6 +158,7 @@ class Load:
             if not keys or any(_below(one.path, path) for one in self._reader.saved.values())
         }
 
+    @no_collection()
     def apply(self) -> None:
         """Changes the state. When it raises, the state is partly changed."""
         self._reader.tensors(self._targets)

@@ -4,16 +4,13 @@ The scenarios of a world share its processes, as starting them is what takes the
 """
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from ranks import check, run_ranks
 
 HERE = Path(__file__).parent
 TOGETHER = {
@@ -43,41 +40,8 @@ TOGETHER = {
 }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def run_world(size, directory, names, timeout=240, **environment):
-    """Runs the scenarios; returns for each rank the exit code, and leaves what they said in the directory."""
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | environment
-    ranks = []
-    for rank in range(size):
-        with (directory / f"log.{rank}").open("ab") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, HERE / "world.py", directory, *names],
-                    env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        return [rank.wait(timeout) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
-def check(size, directory, name):
-    for rank in range(size):
-        said = directory / f"{name}.{rank}"
-        log = (directory / f"log.{rank}").read_text()[-6000:]
-        text = said.read_text() if said.exists() else "it did not come so far"
-        assert text == "ok", f"rank {rank}: {text}\n{log}"
+def run_world(size, directory, names, **environment):
+    return run_ranks(HERE / "world.py", size, directory, names, timeout=240, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -99,17 +63,17 @@ def worlds():
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in TOGETHER.items() for name in names])
 def test_world(worlds, size, name):
-    check(size, worlds(size), name)
+    check(worlds(size), name, range(size))
 
 
 @pytest.mark.slow
 def test_every_global_batch_is_the_same_across_worlds_of_2_1_4_and_3(tmp_path):
     for size in (2, 1, 4, 3):
         assert run_world(size, tmp_path, ["train_on"], STEPS="5", ROOT="all") == [0] * size
-        check(size, tmp_path, "train_on")
+        check(tmp_path, "train_on", range(size))
     changed = json.loads((tmp_path / "all" / "taken.json").read_text())
     assert run_world(1, tmp_path, ["train_on"], STEPS="20", ROOT="one") == [0]
-    check(1, tmp_path, "train_on")
+    check(tmp_path, "train_on", range(1))
     undisturbed = json.loads((tmp_path / "one" / "taken.json").read_text())
     assert changed == undisturbed
     assert len(changed) == 20
@@ -118,10 +82,10 @@ def test_every_global_batch_is_the_same_across_worlds_of_2_1_4_and_3(tmp_path):
 @pytest.mark.slow
 def test_sharded_state_goes_from_2_to_4_to_3_ranks(tmp_path):
     assert run_world(2, tmp_path, ["sharded_modules_and_their_optimizer"], ROOT="run") == [0, 0]
-    check(2, tmp_path, "sharded_modules_and_their_optimizer")
+    check(tmp_path, "sharded_modules_and_their_optimizer", range(2))
     for size in (4, 3):
         assert run_world(size, tmp_path, ["sharded_state_of_another_world_is_resharded"], ROOT="run") == [0] * size
-        check(size, tmp_path, "sharded_state_of_another_world_is_resharded")
+        check(tmp_path, "sharded_state_of_another_world_is_resharded", range(size))
 
 
 @pytest.mark.slow
@@ -130,4 +94,4 @@ def test_a_rank_that_dies_in_a_save_costs_that_save(tmp_path):
     assert run_world(2, tmp_path, ["die_in_a_save"], ROOT="run") == [0, -signal.SIGKILL]
     assert (tmp_path / "run" / "survivor").read_text() == "saw it"
     assert run_world(2, tmp_path, ["save_the_same_step_again"], ROOT="run") == [0, 0]
-    check(2, tmp_path, "save_the_same_step_again")
+    check(tmp_path, "save_the_same_step_again", range(2))

@@ -2,15 +2,12 @@
 starting them is what takes the time.
 """
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from dcp_parts import load_ours, load_stock
+from ranks import check, run_ranks
 
 HERE = Path(__file__).parent
 TOGETHER = [
@@ -37,43 +34,10 @@ TOGETHER = [
 ]
 
 
-def run_world(size, directory, names, timeout=500):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = []
-    for rank in range(size):
-        with (directory / f"log.{rank}").open("ab") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, HERE / "dcp_world.py", directory, *names],
-                    env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        return [rank.wait(timeout) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
-def check(directory, name, ranks):
-    for rank in ranks:
-        said = directory / f"{name}.{rank}"
-        log = (directory / f"log.{rank}").read_text()[-3000:]
-        text = said.read_text() if said.exists() else "it did not come so far"
-        assert text == "ok", f"rank {rank}: {text}\n{log}"
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     directory = tmp_path_factory.mktemp("world")
-    run_world(4, directory, TOGETHER)
+    run_ranks(HERE / "dcp_world.py", 4, directory, TOGETHER, timeout=500)
     return directory
 
 
@@ -91,6 +55,6 @@ def test_what_four_ranks_saved_is_loaded_by_one(world):
 
 
 def test_a_rank_that_dies_before_the_marker_leaves_no_checkpoint(tmp_path):
-    codes = run_world(2, tmp_path, ["a_rank_dies_before_the_marker"])
+    codes = run_ranks(HERE / "dcp_world.py", 2, tmp_path, ["a_rank_dies_before_the_marker"], timeout=500)
     assert codes == [0, 9]
     check(tmp_path, "a_rank_dies_before_the_marker", [0])

@@ -1,15 +1,12 @@
 """Checkpoints that two ranks saved, each its part: the export has whole tensors."""
 
 import logging
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from export_parts import read_export, same
+from ranks import run_ranks
 
 import unbroken
 
@@ -20,30 +17,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    program = Path(__file__).parent / "export_world.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, program, directory],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(Path(__file__).parent / "export_world.py", RANKS, directory, [], timeout=240)
     for rank in range(RANKS):
-        assert (directory / f"done.{rank}").exists(), said[rank]
+        assert (directory / f"done.{rank}").exists(), (directory / f"log.{rank}").read_text()
     return directory
 
 

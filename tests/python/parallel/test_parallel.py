@@ -3,14 +3,11 @@
 They share their processes, as starting them is what takes the time. SEED=... in the environment repeats a random one.
 """
 
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from ranks import check, run_ranks
 
 HERE = Path(__file__).parent
 RANKS = 4
@@ -29,44 +26,14 @@ SCENARIOS = [
 ]
 
 
-def run_ranks(directory):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = []
-    for rank in range(RANKS):
-        with (directory / f"log.{rank}").open("wb") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, HERE / "parallel_world.py", directory, *SCENARIOS],
-                    env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        for rank in ranks:
-            rank.wait(570)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
 @pytest.fixture(scope="module")
 def outcome():
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        run_ranks(directory)
+        run_ranks(HERE / "parallel_world.py", RANKS, directory, SCENARIOS, timeout=570)
         yield directory
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_four_ranks(outcome, scenario):
-    for rank in range(RANKS):
-        said = outcome / f"{scenario}.{rank}"
-        text = said.read_text() if said.exists() else "it did not come so far"
-        log = (outcome / f"log.{rank}").read_text(errors="replace")[-6000:]
-        assert text == "ok", f"rank {rank}: {text}\n{log}"
+    check(outcome, scenario, range(RANKS))

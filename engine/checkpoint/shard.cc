@@ -200,7 +200,8 @@ Status read_chunk(ChunkRead& task, std::string_view attempt) {
 Status read_chunks(std::span<ChunkRead> tasks, std::string_view attempt, ReadOptions options,
                    const std::function<void(std::uint64_t)>& done) {
   const auto announce = [&](std::size_t i) {
-    if (i < tasks.size() && !options.alone) tasks[i].shard->reader->will_need(tasks[i].begin(), tasks[i].bytes());
+    if (i >= tasks.size() || tasks[i].shard->direct != nullptr) return;
+    tasks[i].shard->reader->will_need(tasks[i].begin(), tasks[i].bytes());
   };
   for (std::size_t i = 0; i < kChunksAhead; ++i) announce(i);
   const int threads = options.alone ? std::max(options.threads, kThreadsAlone) : options.threads;

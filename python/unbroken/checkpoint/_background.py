@@ -26,7 +26,7 @@ class Background:
         self._work: SimpleQueue[_Item | None] = SimpleQueue()
         self._thread = threading.Thread(target=_do, args=(self._work,), name=name, daemon=True)
         self._code: list[int] = []
-        self._end = weakref.finalize(self, _end, self._work, self._thread, self._code, os.getpid())
+        self._end = weakref.finalize(self, _end, weakref.ref(self), self._work, self._thread, self._code, os.getpid())
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
         if not self._thread.ident:
@@ -56,8 +56,15 @@ def _do(queue: SimpleQueue[_Item | None]) -> None:
         del item, done, work  # what they hold must not live until the next item comes
 
 
-def _end(queue: SimpleQueue[_Item | None], thread: threading.Thread, code: list[int], pid: int) -> None:
-    """At shutdown, at the end of the process, or when the Background is garbage: then the thread has nothing to do."""
+def _end(
+    owner: weakref.ref[Background],
+    queue: SimpleQueue[_Item | None],
+    thread: threading.Thread,
+    code: list[int],
+    pid: int,
+) -> None:
+    """At shutdown, at the end of the process, or when the Background is garbage: then the thread has nothing to do, and
+    is not waited for, as garbage is found at any place of any thread, with any lock held."""
     if os.getpid() != pid or not thread.ident:
         return
     if code:
@@ -67,5 +74,5 @@ def _end(queue: SimpleQueue[_Item | None], thread: threading.Thread, code: list[
             stream.flush()
         os._exit(code[0])
     queue.put(None)
-    if thread is not threading.current_thread():
+    if owner() is not None and thread is not threading.current_thread():
         thread.join()

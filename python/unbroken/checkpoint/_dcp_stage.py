@@ -385,7 +385,8 @@ def _check_copy(key: str, value: Any) -> None:
 
 
 # An arena takes long to make, and a new writer for each save is the usual way: the last one's is kept for the next.
-# List operations alone, as a finalizer runs at any place of any thread.
+# It is given back by a finalizer, which runs at any place of any thread, inside of `threading` with its locks held too;
+# so by list operations alone, and whether it may be used is asked when it is wanted.
 _spare: list[Arena] = []
 _exiting = False
 
@@ -401,7 +402,7 @@ def borrow() -> Arena:
 def give_back(arena: Arena) -> None:
     if _exiting:
         arena.close()
-    elif arena.usable():
+    else:
         _spare.append(arena)
         del _spare[:-1]
 

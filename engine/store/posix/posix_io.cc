@@ -51,17 +51,17 @@ int sync_directory_fd(int fd) {
 }
 
 bool is_resident(int fd, std::uint64_t offset, std::uint64_t length) {
-  constexpr std::uint64_t kPage = 4096;
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));  // not everywhere 4096
   if (length == 0) return true;
-  const std::uint64_t begin = offset / kPage * kPage;
+  const std::uint64_t begin = offset / page * page;
   const std::size_t bytes = static_cast<std::size_t>(offset + length - begin);
   void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
   if (mapped == MAP_FAILED) return true;
-  std::vector<unsigned char> pages((bytes + kPage - 1) / kPage);
+  std::vector<unsigned char> pages((bytes + page - 1) / page);
   const bool known = ::mincore(mapped, bytes, pages.data()) == 0;
   ::munmap(mapped, bytes);
   constexpr std::size_t kMostMissing = 8;  // of so many pages one
-  const auto missing = std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) == 0; });
+  const auto missing = std::ranges::count_if(pages, [](unsigned char one) { return (one & 1) == 0; });
   return !known || static_cast<std::size_t>(missing) <= pages.size() / kMostMissing;
 }
 

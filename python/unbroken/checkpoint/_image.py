@@ -74,7 +74,7 @@ class SlotImage:
         on_device: list[tuple[int, torch.Tensor]] = []
         with torch.no_grad():
             for slot, tensor in placed:
-                if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+                if _are_plain([tensor]):
                     if nbytes := tensor.nbytes:
                         copies.append((slot, tensor.data_ptr(), nbytes))
                 elif tensor.is_cpu:

@@ -111,7 +111,8 @@ class Reading(abc.ABC):
 
     def tensors(self, targets: dict[str, torch.Tensor]) -> None:
         """Fills the targets, by key. A target may be sharded; it has the saved tensor's shape."""
-        alone = {key: _is_alone() or _is_held_once(target) for key, target in targets.items()}
+        here = _is_alone()
+        alone = {key: here or _is_held_once(target) for key, target in targets.items()}
         with torch.no_grad():
             for kind in sorted(set(alone.values())):
                 some = {key: target.detach() for key, target in targets.items() if alone[key] is kind}

@@ -8,22 +8,16 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import free_port
 
 HERE = Path(__file__).resolve().parent
 DIGITS = HERE.parents[2] / "examples" / "digits"
 STEPS, EVERY, BATCH, DIES_AFTER, RESUMES_AFTER = 16, 4, 64, 10, 8
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def train(directory: Path, sabotage: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from unbroken._board import AnyBoard
 from unbroken.checkpoint._image import StagedImage
 from unbroken.checkpoint._metadata_writer import MetadataWriter
 from unbroken.checkpoint._pack import Packer
-from unbroken.checkpoint._plan import LocalPlan, Place, Plan, agree, describe
+from unbroken.checkpoint._plan import LocalPlan, Places, Plan, agree, describe
 from unbroken.checkpoint._state import State, StructureChanged
 from unbroken.errors import Error, InvalidArgumentError, SaveFailedError
 
@@ -46,7 +46,7 @@ class Arena:
         self.image: StagedImage | None = None  # None before the first plan, and after one that failed
         self.error = "nothing is planned yet"
         self._stale = False  # coordinator: some rank's structure is not the planned one
-        self._places: list[list[Place]] = []  # coordinator: of every rank, once they are known
+        self._places: list[Places] = []  # coordinator: of every rank, once they are known
         self._listed: Any = None  # what self._metadata was made of
         self._writer: MetadataWriter | None = None  # coordinator: for the plan of the image
         self._metadata: list[bytes] = []
@@ -157,7 +157,7 @@ class Arena:
             missing = [str(r) for r, text in enumerate(places, 1) if text is None]
             if missing:
                 raise SaveFailedError(f"rank {', '.join(missing)} did not say where its tensors lie")
-            self._places += [[tuple(one) for one in json.loads(text)] for text in places if text is not None]
+            self._places += [Places(*json.loads(text)) for text in places if text is not None]
         votes = [json.loads(text) if text is not None else {} for text in told]
         slots = [vote.get("slots", {}) for vote in votes]
         apart = [rank for rank, vote in enumerate(votes) if vote.get("values") != votes[0].get("values")]
@@ -165,7 +165,7 @@ class Arena:
             apart.insert(0, 0)
         if not self._metadata or (slots, apart) != self._listed:
             self._writer = self._writer or MetadataWriter(plan)
-            self._metadata = self._writer.write(_moved(self._places, slots), apart)
+            self._metadata = self._writer.write(list(map(Places.moved, self._places, slots)), apart)
             self._listed = (slots, apart)
         return self._metadata
 
@@ -178,14 +178,3 @@ def look_at(state: State, rank: int) -> tuple[LocalPlan | Exception, Packer | No
         return local, Packer(local, values, rank)
     except Exception as error:  # noqa: BLE001
         return error, None
-
-
-def _moved(places: list[list[Place]], slots: list[dict[str, tuple[int, int]]]) -> list[list[Place]]:
-    """The places as planned, with those that a rank's objects have now."""
-    moved = []
-    for planned, changed in zip(places, slots, strict=True):
-        now = list(planned) if changed else planned
-        for number, (offset, length) in changed.items():
-            now[int(number)] = (planned[int(number)][0], offset, length)
-        moved.append(now)
-    return moved

@@ -16,7 +16,7 @@ import torch
 from unbroken import _engine
 from unbroken.checkpoint._archive import frame
 from unbroken.checkpoint._pack import FILE_BYTES, Packer, is_simple, pack
-from unbroken.checkpoint._plan import Piece, Place, Plan
+from unbroken.checkpoint._plan import Piece, Places, Plan
 
 __all__ = ["Copy", "SlotImage", "SlotSpec", "StagedImage", "is_simple", "pack", "tensor_at"]
 
@@ -180,10 +180,10 @@ class StagedImage(SlotImage):
         told = {"slots": self._slots, "values": self._digest}
         return json.dumps(told) if any(told.values()) else None
 
-    def places(self) -> list[Place]:
+    def places(self) -> Places:
         """Where each slot lies, in the plan's order; then that of its own values, where there are other ranks."""
         slots = [self.image.slot(i) for i in range(len(self._specs))]
-        return [(slot.file, slot.offset, slot.length) for slot in slots]
+        return Places([slot.file for slot in slots], [slot.offset for slot in slots], [slot.length for slot in slots])
 
     def prepare(self, values: Sequence[Any]) -> list[Copy]:
         """Puts into the image all that is not a plain copy of host memory, and returns those copies, for copy().

@@ -15,6 +15,7 @@ import pickletools
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from unbroken.checkpoint._metadata import no_collection
-from unbroken.checkpoint._plan import Item, Place, Plan, dtype_of, owned_pieces, ties_of
+from unbroken.checkpoint._plan import Item, Places, Plan, dtype_of, owned_pieces, ties_of
 from unbroken.checkpoint._state import values_key
 
 __all__ = ["MetadataWriter"]
@@ -53,19 +54,19 @@ class MetadataWriter:
         self._ties = ties_of(plan.everything)
         self._pickle = _Pickle()
         self._numbers = [array("q") for _ in self._owners]  # by rank: which piece of its tensor each one is
-        self._places: list[Sequence[Place]] = []  # what _stored was made of
+        self._places: list[Places | None] = []  # what _stored was made of
         self._stored: list[bytes] = []  # by rank: its entries of storage_data
         with no_collection():
             self._described, self._paths = self._describe()
 
-    def write(self, places: Sequence[Sequence[Place]], apart: Collection[int]) -> list[bytes]:
+    def write(self, places: Sequence[Places], apart: Collection[int]) -> list[bytes]:
         """The file, in parts: as a whole it can be so large that joining them would keep other threads waiting.
 
         places: where each rank has each of its slots, the last one for its own values.
         apart: the ranks whose own values are listed.
         """
         if not self._places:
-            self._places, self._stored = [[] for _ in places], [b"" for _ in places]
+            self._places, self._stored = [None for _ in places], [b"" for _ in places]
         with no_collection():
             for rank, its in enumerate(places):
                 if its != self._places[rank]:
@@ -75,7 +76,8 @@ class MetadataWriter:
             state = _batches(self._pickle.name(key) + self._pickle.object for key in keys.values())
             paths = _batches(self._pickle.name(key) + self._pickle.plain((key,)) for key in keys.values())
             stored = _batches(
-                self._pickle.index_of_object(key) + self._pickle.info(*places[rank][-1]) for rank, key in keys.items()
+                self._pickle.index_of_object(key) + self._pickle.info(*places[rank].at(-1))
+                for rank, key in keys.items()
             )
             return self._pickle.metadata([*self._described, *state], [*self._paths, *paths], [*self._stored, *stored])
 
@@ -97,8 +99,9 @@ class MetadataWriter:
         paths = _batches(self._pickle.name(key) + self._pickle.plain(item.path) for key, item in items.items())
         return list(described), list(paths)
 
-    def _names(self, item: Item) -> list[str]:
-        return [item.key, *(other.key for other in self._ties.get(item.key, ()))]
+    def _names(self, item: Item) -> Sequence[str]:
+        ties = self._ties.get(item.key)
+        return (item.key,) if ties is None else [item.key, *(other.key for other in ties)]
 
     def _entry(self, item: Item, chunks: list[bytes]) -> bytes:
         name = self._pickle.name(item.key)
@@ -106,12 +109,12 @@ class MetadataWriter:
             return name + self._pickle.object
         return name + self._pickle.tensor(item.dtype, item.size, chunks)
 
-    def _store(self, rank: int, places: Sequence[Place]) -> bytes:
+    def _store(self, rank: int, places: Places) -> bytes:
         numbers = iter(self._numbers[rank])
 
         def entries() -> Iterator[bytes]:
             for _, slot, item, piece in owned_pieces(self._everything, self._owners, (rank,)):
-                info = self._pickle.info(*places[slot])
+                info = self._pickle.info(*places.at(slot))
                 for key in self._names(item):
                     if item.dtype is None:
                         yield self._pickle.index_of_object(key) + info
@@ -128,15 +131,16 @@ class _Template:
         """parts: what stands around the holes. order: of each hole, the number of the value that goes there."""
         self._parts = parts
         self._form = b"%b".join(part.replace(b"%", b"%%") for part in parts)
-        self._order = order if order != sorted(order) else None
+        self._order = order
+        self._ordered = itemgetter(*order) if order != sorted(order) else None
 
     def fill(self, *values: bytes) -> bytes:
-        return self._form % (values if self._order is None else tuple(values[i] for i in self._order))
+        return self._form % (values if self._ordered is None else self._ordered(values))
 
     def around(self, *values: list[bytes]) -> Iterator[bytes]:
         """As fill(), for values in parts, in parts."""
         yield self._parts[0]
-        for number, part in zip(self._order or range(len(values)), self._parts[1:], strict=True):
+        for number, part in zip(self._order, self._parts[1:], strict=True):
             yield from values[number]
             yield part
 

@@ -41,7 +41,7 @@ __all__ = [
     "Item",
     "LocalPlan",
     "Piece",
-    "Place",
+    "Places",
     "Plan",
     "agree",
     "check_device",
@@ -78,7 +78,10 @@ class Item(NamedTuple):
         """What is written for it: one piece, or several of at most 1 GiB."""
         if self.dtype is None:
             return _OBJECT
-        return cut(self.offsets, self.sizes, dtype_of(self.dtype).itemsize, self.key)
+        itemsize = _itemsize_of(self.dtype)
+        if math.prod(self.sizes) * itemsize <= _PIECE_BYTES:  # most are asked several times, and large plans have many
+            return [Piece(self.offsets, self.sizes)]
+        return cut(self.offsets, self.sizes, itemsize, self.key)
 
     @staticmethod
     def from_json(raw: list[Any]) -> Item:
@@ -106,6 +109,11 @@ def dtype_of(name: str) -> torch.dtype:
     value = getattr(torch, name.removeprefix("torch."))
     assert isinstance(value, torch.dtype)
     return value
+
+
+@cache
+def _itemsize_of(name: str) -> int:
+    return dtype_of(name).itemsize
 
 
 def cut(offsets: tuple[int, ...], sizes: tuple[int, ...], itemsize: int, key: str) -> list[Piece]:
@@ -440,7 +448,24 @@ def _validate(ranks: list[list[Item]], owned: list[list[tuple[int, int]]]) -> No
         raise SaveFailedError(f"plan a save: {'; '.join(errors[:5])}")
 
 
-Place = tuple[str, int, int]  # file, offset, length
+class Places(NamedTuple):
+    """Where a rank has its slots: a column of each kind, as each object of a large world's burdens the collector."""
+
+    files: list[str]
+    offsets: list[int]
+    lengths: list[int]
+
+    def at(self, slot: int) -> tuple[str, int, int]:
+        return self.files[slot], self.offsets[slot], self.lengths[slot]
+
+    def moved(self, changed: dict[str, tuple[int, int]]) -> Places:
+        """With other (offset, length) of the slots of these numbers."""
+        if not changed:
+            return self
+        moved = Places(self.files, list(self.offsets), list(self.lengths))
+        for number, (offset, length) in changed.items():
+            moved.offsets[int(number)], moved.lengths[int(number)] = offset, length
+        return moved
 
 
 def owned_pieces(

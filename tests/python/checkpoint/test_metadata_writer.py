@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from unbroken.checkpoint._metadata import read_metadata
 from unbroken.checkpoint._metadata_writer import MetadataWriter
-from unbroken.checkpoint._plan import Item, LocalPlan, Plan
+from unbroken.checkpoint._plan import Item, LocalPlan, Places, Plan
 from unbroken.checkpoint._state import Role
 
 GIB = 1 << 30
@@ -85,21 +85,26 @@ def test_two_ranks_with_everything_that_there_is():
         state, paths, {index: _StorageInfo(*place) for index, place in stored}, version=CURRENT_DCP_VERSION
     )
     writer = MetadataWriter(plan_of([first, second], owners))
-    assert_same(writer.write(places, ()), expected)
+    assert_same(writer.write(columns(places), ()), expected)
 
     # The values of ranks that differ are listed; then the object of one rank moves, and they are equal again.
     state |= {f"unbroken/rank_0000{r}/values": BytesStorageMetadata() for r in range(2)}
     for r in range(2):
         paths[f"unbroken/rank_0000{r}/values"] = (f"unbroken/rank_0000{r}/values",)
         expected.storage_data[MetadataIndex(f"unbroken/rank_0000{r}/values")] = _StorageInfo(*places[r][-1])
-    assert_same(writer.write(places, (0, 1)), expected)
+    assert_same(writer.write(columns(places), (0, 1)), expected)
     for r in range(2):
         key = f"unbroken/rank_0000{r}/values"
         del state[key], paths[key], expected.storage_data[MetadataIndex(key)]
-    moved = [places[0], [places[1][0], ("__1_1.distcp", 128, 99), places[1][2]]]
-    expected.storage_data[MetadataIndex("only.here")] = _StorageInfo("__1_1.distcp", 128, 99)
+    moved = columns(places)
+    moved[1] = moved[1].moved({"1": (128, 99)})
+    expected.storage_data[MetadataIndex("only.here")] = _StorageInfo("__1_0.distcp", 128, 99)
     assert_same(writer.write(moved, ()), expected)
-    assert_same(writer.write(places, ()), expected_with(expected, MetadataIndex("only.here"), places[1][1]))
+    assert_same(writer.write(columns(places), ()), expected_with(expected, MetadataIndex("only.here"), places[1][1]))
+
+
+def columns(places):
+    return [Places(*map(list, zip(*its, strict=True))) for its in places]
 
 
 def expected_with(expected, index, place):
@@ -130,7 +135,7 @@ def test_many_pieces_of_many_dimensions(pieces):
     items = [shard("x", (pieces, *dims), (i, *((0,) * 40)), (1, *dims)) for i in range(pieces)]
     places = [(f"__0_{i}.distcp", 0, 70) for i in range(pieces + 1)]
     writer = MetadataWriter(plan_of([items], [[(i, 0) for i in range(pieces)]]))
-    read = pickle.loads(b"".join(writer.write([places], ())))
+    read = pickle.loads(b"".join(writer.write(columns([places]), ())))
     assert [chunk.offsets[0] for chunk in read.state_dict_metadata["x"].chunks] == list(range(pieces))
     assert [info.relative_path for info in read.storage_data.values()] == [f"__0_{i}.distcp" for i in range(pieces)]
     assert [index.index for index in read.storage_data] == list(range(pieces))

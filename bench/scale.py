@@ -25,6 +25,7 @@ _WORLDS = (128, 256, 512, 1024)
 _QUICK_WORLDS = (32, 64, 128)
 _TARGET_RANKS = 1024
 _ESTIMATED_RANKS = 4096
+_LOADS = 3  # that one process of scale_run.py makes
 _READS = "trace=read,pread64,preadv,preadv2"
 
 
@@ -99,6 +100,8 @@ def _rows(one: dict[str, Any], label: str, stock: dict[str, Any] | None = None) 
     add("size of the manifest and its parts", (one["manifest_bytes"] + one["parts_bytes"]) / 2**20, None, "MiB")
     add("restore: one rank reads (floor: its own bytes)", one["load_read_bytes"] / 2**20, None, "MiB")
     rows[-1].floor.append(one["load_own_bytes"] / 2**20)
+    add("restore: the first rank of a node reads from the disk", one["load_disk_bytes"] / 2**20, None, "MiB")
+    add("restore: another rank of it reads from the disk", one["load_again_disk_bytes"] / 2**20, None, "MiB")
     add("restore: seconds of one rank", one["load_seconds"], None, "s")
     add(f"restore: {hold}", 1e3 * one["load_stall_seconds"], None, "ms", beside_python)
     return rows
@@ -149,7 +152,7 @@ def _tell_reads(root: Path, ranks: int, notes: list[str]) -> None:
             sizes[kind] += int(count)
             files.setdefault(kind, set()).add(path)
     told = ", ".join(
-        f"{kind} {size / 2 / 2**20:.2f} MiB of {len(files[kind])} file(s)" for kind, size in sizes.most_common()
+        f"{kind} {size / _LOADS / 2**20:.2f} MiB of {len(files[kind])} file(s)" for kind, size in sizes.most_common()
     )
     note(notes, f"{ranks} ranks: every rank reads for itself, in a restore: {told}")
 

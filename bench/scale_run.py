@@ -6,7 +6,8 @@ does for the others is done by the code that does it in a run. Each rank has one
 save: a plan of all ranks; a first save in which every rank writes its files and votes; then saves for which the other
 ranks' votes are put on the board again (their own work does not change the coordinator's), the first of them by a
 coordinator that has forgotten the `.metadata` of the plan.
-load: what one rank in the middle does to read its part.
+load: what one rank in the middle does to read its part: as the first of its node, which finds nothing in the page
+cache, and, timed, as another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import floors
 import torch
 import torch.distributed as dist
 from stall import Stall, beside_python
@@ -247,9 +249,10 @@ def _timed(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - begin, time.thread_time() - used
 
 
-def _read_bytes() -> int:
+def _read_bytes() -> tuple[int, int]:
+    """By system calls, and from the disk."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["rchar"])
+    return int(fields["rchar"]), int(fields["read_bytes"])
 
 
 def _load(root: Path, ranks: int, tensors: int) -> dict[str, Any]:
@@ -257,9 +260,12 @@ def _load(root: Path, ranks: int, tensors: int) -> dict[str, Any]:
     state = world_state(rank, ranks, tensors)
     for tensor in state["model"].values():
         tensor.to_local().zero_()
-    before = _read_bytes()
-    seconds, cpu = _timed(lambda: unbroken.load(root, state, step=1))
-    read = _read_bytes() - before
+    floors.drop_cache([root])
+    _, start = _read_bytes()
+    unbroken.load(root, state, step=1)  # the first rank of its node
+    called, from_disk = _read_bytes()
+    seconds, cpu = _timed(lambda: unbroken.load(root, state, step=1))  # another one
+    called_again, from_disk_again = _read_bytes()
     assert all(float(t.to_local()[0, 0]) == i for i, t in enumerate(state["model"].values()))
     with Stall() as stall:
         unbroken.load(root, state, step=1)
@@ -268,7 +274,9 @@ def _load(root: Path, ranks: int, tensors: int) -> dict[str, Any]:
         "load_seconds": seconds,
         "load_cpu_seconds": cpu,
         "load_stall_seconds": stall.seconds,
-        "load_read_bytes": read,
+        "load_read_bytes": called_again - called,
+        "load_disk_bytes": from_disk - start,
+        "load_again_disk_bytes": from_disk_again - from_disk,
         "load_own_bytes": sum(tensor.to_local().nbytes for tensor in state["model"].values()),
     }
 

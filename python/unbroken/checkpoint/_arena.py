@@ -165,7 +165,8 @@ class Arena:
             apart.insert(0, 0)
         if not self._metadata or (slots, apart) != self._listed:
             self._writer = self._writer or MetadataWriter(plan)
-            self._metadata = self._writer.write(list(map(Places.moved, self._places, slots)), apart)
+            places_now = [its.moved(changed) for its, changed in zip(self._places, slots, strict=True)]
+            self._metadata = self._writer.write(places_now, apart)
             self._listed = (slots, apart)
         return self._metadata
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,32 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
             return [f"{at}: {one!r} is not {other!r}"]
         return [d for i, (a, b) in enumerate(zip(one, other, strict=True)) for d in differences(a, b, f"{at}[{i}]")]
     return [] if type(one) is type(other) and one == other else [f"{at}: {one!r} is not {other!r}"]
+
+
+def a_state(number: int, tensors: int = 6) -> dict[str, Any]:
+    """Nested, with lists, numbers and strings; everything differs with the number."""
+    return {
+        "model": {f"layer{i}.weight": torch.full((7, i + 1), float(number * 100 + i)) for i in range(tensors)},
+        "optimizer": {"state": {0: {"step": torch.tensor(float(number))}}, "groups": [{"lr": 0.1 * number}]},
+        "list": [torch.full((3,), float(number)), {"deep": [torch.full((2,), float(number)), "x" * number]}],
+        "step": number,
+        "name": f"run {number}",
+        "ordered": OrderedDict(a=number, b=[number, number]),
+    }
+
+
+def blank() -> dict[str, Any]:
+    return a_state(0)
+
+
+def same(loaded: dict[str, Any], number: int) -> None:
+    # DCP gives every mapping string keys.
+    wanted = a_state(number)
+    assert json.dumps(loaded["step"]) == json.dumps(number)
+    assert not differences(loaded["model"], wanted["model"])
+    assert not differences(loaded["list"], wanted["list"])
+    assert loaded["ordered"] == wanted["ordered"]
+    assert loaded["name"] == wanted["name"]
 
 
 class Case:
